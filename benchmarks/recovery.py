@@ -1,9 +1,10 @@
-"""Kill processes of a training run with SIGKILL, over and over, and check that nothing was lost and nothing
-happened twice.
+"""Kill and stop processes of a training run, over and over, and check that nothing is lost, doubled or
+misjudged.
 
-One *campaign* is one run of the quickstart's task with a schedule of kills: before each, a look at which
-calls are committed; at the end, every one of them must still be there unchanged, every step trained once, and
-`traces verify` green.
+One *campaign* is one run of the quickstart's task with a schedule of blows. A process is killed (SIGKILL),
+stopped (SIGSTOP) until the run replaces it, or stopped for a moment (SIGSTOP, then SIGCONT). Before each blow
+the committed calls are noted. At the end every one of them must still be there unchanged, every step trained
+once, every graded rollout rewarded for what its record says it answered, and `traces verify` green.
 """
 
 import json
@@ -16,44 +17,67 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from sqlalchemy import Connection, func, select
+from tokenizers import Tokenizer
 
+from environments.lookup.tasks import LookupTasks
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.process import ProcessId, identify
 from harnessgym.run_folder import RunFolder
-from harnessgym.store import TraceStore, counts, rollouts, runs
+from harnessgym.store import TraceStore, counts, rollouts, runs, tables
+from harnessgym.store import calls as call_rows
 from harnessgym.store.calls import FINISHED
-from harnessgym.store.tables import calls, trained
+from harnessgym.store.tables import calls, rewards, sessions, tasks, trained
 from harnessgym.supervisor.progress import read_metrics
 from harnessgym.traces.verification.verify import verify
 
 VICTIMS = ("proxy", "engine", "node", "trainer", "supervisor")
 """Kinds of process. Of the engines, one is picked at random each time."""
-ALLOWED_ENDS = ("finished", "node_lost")
-"""Stop reasons of rollouts that end by themselves, or that run again because their node died."""
+How = Literal["kill", "stop", "pause"]
+HANGS: tuple[How, ...] = ("stop", "pause")
+SILENT_S = 5.0
+"""`supervisor.silent_s` of the runs: for so long a process is stopped before it is replaced."""
+_SHORTEST_S, _LONGEST_S = 0.3, 2.0
+"""Of a stop from which the process goes on by itself."""
 _PATIENCE_S = 120.0
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Blow:
+    """One thing that is done to a process of a run."""
+
+    victim: str
+    how: How = "kill"
 
 
 @dataclass
 class Report:
     """What a campaign found."""
 
-    kills: dict[str, int] = field(default_factory=dict)
-    recovery_s: dict[str, list[float]] = field(default_factory=dict)
-    """Per kind of victim: seconds from each kill to the run's next committed call or training step,
-    whoever makes it."""
-    next_step_s: dict[str, list[float]] = field(default_factory=dict)
-    """Per kind of victim: seconds from each kill to the next training step."""
+    blows: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By victim, and by how it was struck."""
+    recovery_s: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    """By the same: seconds from each blow to the run's next committed call or training step, whoever makes
+    it."""
+    next_step_s: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    """By the same: seconds from each blow to the next training step."""
     calls: int = 0
     lost: int = 0
-    """Calls that were committed before a kill and are gone or changed."""
+    """Calls that were committed before a blow and are gone or changed."""
     trained_twice: int = 0
     findings: list[str] = field(default_factory=list)
     """What `traces verify` says."""
     stop_reasons: dict[str, int] = field(default_factory=dict)
-    """How the rollouts ended; a kill must never end one with a verdict of its own (see `judged`)."""
+    """How all attempts at rollouts ended."""
+    graded: int = 0
+    judged: int = 0
+    """Of the graded rollouts, those that did not end well by themselves: nothing but a blow makes these
+    harnesses fail."""
+    misjudged: int = 0
+    """Of the graded rollouts, those whose reward is not that of the last answer in their record."""
     failed_rollouts: int = 0
     steps: int = 0
     eta: int = 0
@@ -65,30 +89,30 @@ class Report:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing was lost, doubled, too stale, found wrong, or judged because something was
-        killed.
-        """
-        return not (
-            self.lost or self.trained_twice or self.findings or self.staleness > self.eta or self.judged
-        )
+        """Whether nothing was lost, doubled, too stale, found wrong, or judged for a blow."""
+        wrong = self.lost or self.trained_twice or self.findings or self.judged or self.misjudged
+        return not wrong and self.staleness <= self.eta
 
-    @property
-    def judged(self) -> int:
-        """Rollouts that ended as they would not have without the kills."""
-        return sum(count for reason, count in self.stop_reasons.items() if reason not in ALLOWED_ENDS)
+    def note(self, blow: Blow, recovery_s: float, next_step_s: float | None) -> None:
+        """Count a blow that the run has survived."""
+        counts = self.blows.setdefault(blow.victim, {})
+        counts[blow.how] = counts.get(blow.how, 0) + 1
+        self.recovery_s.setdefault(blow.victim, {}).setdefault(blow.how, []).append(recovery_s)
+        if next_step_s is not None:
+            self.next_step_s.setdefault(blow.victim, {}).setdefault(blow.how, []).append(next_step_s)
 
 
 @dataclass
 class Campaign:
-    """One run and the kills in it. `victims[i]` is killed at a random moment of training step i + 1."""
+    """One run and the blows in it. `blows[i]` falls at a random moment of training step i + 1 or later."""
 
     folder: Path
-    victims: Sequence[str]
+    blows: Sequence[Blow]
     seed: int
     overrides: Sequence[str] = ()
     command: ClassVar[str] = "train"
     to_the_end: ClassVar[bool] = True
-    """Whether the run goes on to its end after the last kill; otherwise it is interrupted there."""
+    """Whether the run goes on to its end after the last blow; otherwise it is interrupted there."""
     record: ClassVar[str] = "processes.json"
     """File of the run's folder that is written once processes run."""
     _committed: dict[str, str] = field(default_factory=dict)
@@ -99,14 +123,13 @@ class Campaign:
         draw, report, began = random.Random(self.seed), Report(), time.monotonic()
         try:
             self._start()
-            for step, victim in enumerate(self.victims):
+            for step, blow in enumerate(self.blows):
                 self._wait(partial(self._begun, step), f"step {step}")
                 self._await_moment(draw)
                 if self._steps() >= self._total():
                     break
-                self._kill(
-                    victim, draw.choice(("engine-0", "engine-1")) if victim == "engine" else victim, report
-                )
+                victim = draw.choice(("engine-0", "engine-1")) if blow.victim == "engine" else blow.victim
+                self._deal(blow, victim, draw, report)
             if self.to_the_end:
                 self._wait(self._finished, "the end")
         finally:
@@ -126,7 +149,8 @@ class Campaign:
             "--folder",
             str(self.folder),
         ]
-        settings = ["--evaluation.tasks", "0", "--supervisor.max_restarts", "1000", *self.overrides]
+        settings = ["--evaluation.tasks", "0", "--supervisor.max_restarts", "1000"]
+        settings += ["--supervisor.silent_s", str(SILENT_S), *self.overrides]
         with (self.folder.parent / f"{self.folder.name}.log").open("ab") as log:
             self._supervisor = subprocess.Popen([*command, *settings], stdout=log, stderr=log)
 
@@ -139,44 +163,60 @@ class Campaign:
         return self._steps() >= step and self._progress() > 0
 
     def _await_moment(self, draw: random.Random) -> None:
-        """Wait for the moment of the next kill."""
+        """Wait for the moment of the next blow."""
         time.sleep(draw.uniform(0.0, 1.2))
 
-    def _kill(self, kind: str, victim: str, report: Report) -> None:
+    def _deal(self, blow: Blow, victim: str, draw: random.Random, report: Report) -> None:
         self._wait(lambda: self._runs(victim), f"a running {victim}")
         self._committed |= self._read(committed_calls)
-        steps = self._steps()
-        if not self._strike(victim):
+        steps, struck = self._steps(), time.monotonic()
+        if not self._strike(victim, blow.how, draw):
             return
-        killed, before = time.monotonic(), self._progress()
-        self._revive(victim)
-        self._wait(lambda: self._progress() > before, f"progress after {victim} was killed")
-        report.kills[kind] = report.kills.get(kind, 0) + 1
-        report.recovery_s.setdefault(kind, []).append(time.monotonic() - killed)
-        self._wait(lambda: self._steps() > steps, f"a step after {victim} was killed")
-        report.next_step_s.setdefault(kind, []).append(time.monotonic() - killed)
-        self._settle(victim, killed)
+        before = self._progress()
+        if blow.how == "kill":
+            self._revive(victim)
+        self._wait(lambda: self._progress() > before, f"progress after {victim} met a {blow.how}")
+        recovery_s = time.monotonic() - struck
+        self._wait(lambda: self._steps() > steps, f"a step after {victim} met a {blow.how}")
+        report.note(blow, recovery_s, time.monotonic() - struck)
+        self._settle(victim, struck)
 
     def _runs(self, victim: str) -> bool:
-        """Whether it is there to be killed."""
+        """Whether it is there to be struck."""
         return self._process(victim) is not None
 
-    def _strike(self, victim: str) -> bool:
-        """SIGKILL. False if the victim is gone by itself."""
+    def _strike(self, victim: str, how: How, draw: random.Random) -> bool:
+        """Kill it, or stop it for a while. False if the victim is gone by itself."""
         process = self._process(victim)
-        if process is not None:
+        if process is None:
+            return False
+        if how == "kill":
             process.signal(signal.SIGKILL)
-        return process is not None
+            return True
+        process.signal(signal.SIGSTOP)
+        if how == "pause":
+            time.sleep(draw.uniform(_SHORTEST_S, _LONGEST_S))
+        else:
+            self._outlast(victim, process)
+        process.signal(signal.SIGCONT)
+        return True
+
+    def _outlast(self, victim: str, process: ProcessId) -> None:
+        """Leave a process stopped for longer than every limit: until the run has replaced it, if it can."""
+        if victim == "supervisor":
+            time.sleep(SILENT_S + 2)
+        else:
+            self._wait(lambda: not process.alive(), f"the end of {victim}, which is stopped")
 
     def _revive(self, victim: str) -> None:
-        """Start again what nobody else does."""
+        """Start again what was killed and nobody else starts again."""
         if victim == "supervisor":
             assert self._supervisor is not None
             self._supervisor.wait()
             self._start()
 
-    def _settle(self, victim: str, killed: float) -> None:
-        """Wait until all is as it was before a kill; by default nothing more is waited for than the next
+    def _settle(self, victim: str, struck: float) -> None:
+        """Wait until all is as it was before a blow; by default nothing more is waited for than the next
         step.
         """
 
@@ -211,6 +251,13 @@ class Campaign:
             report.failed_rollouts = store.read(lambda conn: rollouts.rollout_states(conn, run.id)).get(
                 "failed", 0
             )
+            graded = store.read(partial(graded_lookups, tokenizer=self._tokenizer()))
+        report.graded = len(graded)
+        report.judged = sum(each.stop_reason != StopReason.FINISHED for each in graded)
+        report.misjudged = sum(each.reward != each.deserved for each in graded)
+
+    def _tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_file(str(Path(RunFolder(self.folder).config().policy.path) / "tokenizer.json"))
 
     def _finished(self) -> bool:
         assert self._supervisor is not None
@@ -258,6 +305,52 @@ def committed_calls(conn: Connection | None) -> dict[str, str]:
         return {}
     query = select(calls.c.id, calls.c.completion_hash).where(calls.c.status.in_(FINISHED))
     return dict(conn.execute(query).all())
+
+
+@dataclass(frozen=True, slots=True)
+class GradedLookup:
+    """A rollout of the quickstart's task that was graded."""
+
+    rollout_id: str
+    stop_reason: str
+    reward: float
+    deserved: float
+    """What its record says that it deserves: whether the policy's last answer is the value that was asked
+    for."""
+
+
+def graded_lookups(conn: Connection, tokenizer: Tokenizer) -> list[GradedLookup]:
+    """All graded rollouts of a run of the lookup task."""
+    answers = {
+        task.id: task.metadata["answer"] for split in ("train", "test") for task in LookupTasks().tasks(split)
+    }
+    own = rewards.c.channel == "reward"
+    columns = (
+        tables.rollouts.c.id,
+        tasks.c.key,
+        tables.rollouts.c.stop_reason,
+        rewards.c.value,
+        sessions.c.id,
+    )
+    query = select(*columns).join(tasks, tasks.c.id == tables.rollouts.c.task_id)
+    query = query.join(rewards, rewards.c.rollout_id == tables.rollouts.c.id)
+    query = query.join(sessions, sessions.c.rollout_id == tables.rollouts.c.id)
+    graded = []
+    for rollout_id, key, reason, reward, session_id in conn.execute(query.where(own)):
+        deserved = float(_last_answer(conn, session_id, tokenizer).strip() == answers[key])
+        graded.append(GradedLookup(rollout_id, reason, reward, deserved))
+    return graded
+
+
+def _last_answer(conn: Connection, session_id: str, tokenizer: Tokenizer) -> str:
+    """The text of the last call of a session that was answered."""
+    answered = [call for call in call_rows.of_sessions(conn, [session_id]) if call.status in FINISHED]
+    if not answered:
+        return ""
+    segment = answered[-1].completion_segment
+    assert segment is not None
+    ids = call_rows.segments_of(conn, [session_id])[segment].ids
+    return str(tokenizer.decode([int(token) for token in ids]))
 
 
 def _number_of_calls(conn: Connection | None) -> int:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 BEAT_S = 0.5
 """Time between two beats."""
+SILENT_S = 60.0
+"""How long a process may be silent unless settings say otherwise."""
 VARIABLE = "HARNESSGYM_HEARTBEAT"
 """Environment variable with the descriptor of a service's end."""
 _LONGEST_LOOK_S = 2.0

@@ -160,6 +160,16 @@ class ControlClient(Closing):
         """Counts of sessions, calls and tokens, and the workers."""
         return await self._ask("GET", "/control/stats")
 
+    async def process(self, *, timeout_s: float) -> str | None:
+        """What tells this process of the proxy from one that was started before it; None if it does not
+        answer in time.
+        """
+        try:
+            response = await self._http.get("/control/health", timeout=timeout_s)
+            return str(response.json()["process"]) if response.is_success else None
+        except httpx.TransportError:
+            return None
+
     async def aclose(self) -> None:
         """Close connections."""
         await self._http.aclose()

@@ -110,6 +110,7 @@ class Control:
         """Where harnesses reach the proxy over TCP, once it listens."""
         self._parking = Parking(table, pool.parked)
         self._started = time.time()
+        self._process = secrets.token_hex(8)
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -238,7 +239,7 @@ class Control:
         )
 
     async def _health(self, _: Request) -> Response:
-        return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "ok", "process": self._process})
 
 
 def _seal(conn: Connection, session_id: str, happened: OrchestrationRows) -> tuple[int, int]:

@@ -13,10 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
 from harnessgym.process import ProcessId, identify
 from harnessgym.run_folder import RunFolder
-from harnessgym.store import TraceStore, counts, rollouts, runs
+from harnessgym.store import TraceStore, counts, rollouts, runs, tables
+from harnessgym.store.tables import rewards
 from harnessgym.supervisor.progress import read_metrics
 from tests.harnessgym.rollout.tiny import HERE, write_harnesses
 
@@ -112,6 +114,14 @@ class Run:
             return 0
         with TraceStore.open(self.paths().store_url()) as store:
             return store.read(lambda conn: counts.tokens_sampled(conn, runs.only(conn).id))
+
+    def attempts(self):
+        """Stop reason, verdict and reward of every attempt at a rollout."""
+        reward = (rewards.c.rollout_id == tables.rollouts.c.id) & (rewards.c.channel == "reward")
+        columns = tables.rollouts.c.stop_reason, tables.rollouts.c.verdict, rewards.c.value
+        query = select(*columns).select_from(tables.rollouts.outerjoin(rewards, reward))
+        with TraceStore.open(self.paths().store_url()) as store:
+            return [tuple(row) for row in store.read(lambda conn: conn.execute(query).all())]
 
     def steps(self):
         return len(read_metrics(self.paths()))
@@ -320,6 +330,9 @@ def test_a_run_that_stands_still_says_who_waits_for_whom_and_goes_on_when_it_can
     ):
         assert part in said
     run.end()
+    assert run.steps() == 6
+    assert run.attempts().count(("finished", "valid", 1.0)) >= 6 * 2 * 4
+    assert {row[1:] for row in run.attempts()} <= {("valid", 1.0), ("infrastructure_error", None)}
     run.assert_verified()
 
 

@@ -1,1 +1,1 @@
-"""An engine that no supervisor starts, for kills of its weight agent."""
+"""An engine that no supervisor starts, for blows to it and to its weight agent."""

@@ -1,10 +1,10 @@
-"""Kills of the weight agent of an engine outside: a run of the quickstart with an embedded engine and a
-stand-in for vLLM.
+"""Blows to an engine outside and to its weight agent: a quickstart with an embedded engine and a stand-in for
+vLLM.
 
 The agent is `harnessgym weights-agent`, a process that nobody but this campaign starts again: at once, or
-after the lease by which the run counts on its engine may be over. The engine goes on serving what it has. At
-the end the calls that the engine answered are held against its own ledger: they must have been sampled by the
-weights of the recorded version.
+after the lease by which the run counts on its engine may be over. The engine goes on serving what it has. The
+engine itself is only stopped, never killed. At the end the calls that the engine answered are compared with
+its own ledger: they must have been sampled by the weights of the recorded version.
 """
 
 import json
@@ -30,11 +30,15 @@ from harnessgym.store.tables import calls, policies, policy_versions, workers
 from harnessgym.store.workers import engines_of
 from harnessgym.tokens import pack_ids, pack_logprobs
 
-AGENT = "weight agent"
+AGENT, ENGINE = "weight agent", "engine outside"
 WORKER = "outside"
 _LEASE_S = 2.0
 _LONGEST_PAUSE_S = 5.0
 """How long an agent is away at most: beyond twice its lease."""
+_ANSWER_S = 1.5
+"""How long the engine may take to answer its agent before it is silent."""
+_ROUTED_S = 1.0
+"""How long calls then go to the other engine before the stopped process goes on."""
 _LONGEST_S = 4.0
 """A kill comes at most so long after the last one is over; twice that for one that is to come amid an
 update."""
@@ -44,17 +48,17 @@ Completion = tuple[str, bytes, bytes]
 
 @dataclass
 class AgentCampaign(Campaign):
-    """See `Campaign`; every victim is the agent."""
+    """See `Campaign`; the victims are the agent and its engine."""
 
     to_the_end: ClassVar[bool] = False
     _engine: subprocess.Popen[str] | None = None
     _agent: subprocess.Popen[bytes] | None = None
     _pauses: random.Random = field(default_factory=lambda: random.Random(0))
     _back_s: list[float] = field(default_factory=list)
-    """Seconds from each kill until the engine had the version that was newest then."""
+    """Seconds from each blow until the engine had the version that was newest then."""
 
     _amid: int = 0
-    """Kills in the middle of an update."""
+    """Blows in the middle of an update."""
 
     def _start(self) -> None:
         self._pauses = random.Random(self.seed)
@@ -100,6 +104,7 @@ class AgentCampaign(Campaign):
             "lease_ttl_s": _LEASE_S,
             "drain_s": 0.2,
             "look_s": 0.2,
+            "answer_s": _ANSWER_S,
             "scratch": str(self._beside("scratch")),
         }
         write_json(self._beside("agent.json"), settings, mode=0o600)
@@ -117,10 +122,19 @@ class AgentCampaign(Campaign):
             self._agent = subprocess.Popen(command, stdout=log, stderr=log)
 
     def _process(self, victim: str) -> ProcessId | None:
-        if victim != AGENT:
+        if victim not in (AGENT, ENGINE):
             return super()._process(victim)
-        assert self._agent is not None
-        return identify(self._agent.pid) if self._agent.poll() is None else None
+        process = self._agent if victim == AGENT else self._engine
+        assert process is not None
+        return identify(process.pid) if process.poll() is None else None
+
+    def _outlast(self, victim: str, process: ProcessId) -> None:  # noqa: ARG002
+        """The agent until nobody counts on its engine any more, the engine until its agent calls it
+        silent.
+        """
+        state = "dead" if victim == AGENT else "silent"
+        self._wait(lambda: self._read(lambda conn: _is(conn, state)), f"the engine outside to be {state}")
+        time.sleep(_ROUTED_S)
 
     def _await_moment(self, draw: random.Random) -> None:
         """Any moment, or, as often, one in the middle of an update."""
@@ -140,7 +154,7 @@ class AgentCampaign(Campaign):
         if self._pauses.random() < 0.5:
             self._start_agent()
 
-    def _settle(self, victim: str, killed: float) -> None:  # noqa: ARG002
+    def _settle(self, victim: str, struck: float) -> None:  # noqa: ARG002
         assert self._agent is not None
         if self._agent.poll() is not None:
             time.sleep(self._pauses.uniform(0.0, _LONGEST_PAUSE_S))
@@ -148,7 +162,7 @@ class AgentCampaign(Campaign):
         newest = self._read(_newest)
         self._wait(lambda: self._read(lambda conn: _serves(conn, newest)), f"the agent's version {newest}")
         if not self._finished():
-            self._back_s.append(time.monotonic() - killed)
+            self._back_s.append(time.monotonic() - struck)
 
     def _end(self) -> None:
         super()._end()
@@ -204,6 +218,15 @@ def _serves(conn: Connection | None, version: int) -> bool:
     run = runs.only(conn)
     found = [row for row in engines_of(conn, run.id) if row.id == WORKER] if run else []
     return any(row.state == "ready" and row.version >= version for row in found)
+
+
+def _is(conn: Connection | None, state: str) -> bool:
+    """Whether the run takes the engine to be in a state."""
+    assert conn is not None
+    run = runs.only(conn)
+    return run is not None and any(
+        row.id == WORKER and row.state == state for row in engines_of(conn, run.id)
+    )
 
 
 def _updates(conn: Connection | None) -> bool:

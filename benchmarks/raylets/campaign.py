@@ -1,26 +1,30 @@
-"""Kills of a machine of a Ray cluster: a run of the quickstart's task over two raylets on this machine, with
-PostgreSQL.
+"""Blows to a machine of a Ray cluster: a quickstart over two raylets on this machine, with PostgreSQL.
 
-The machine that is killed has an engine and a node; the other one has the proxy, the trainer, and an engine
-and a node too. Its raylet gets SIGKILL, and what it ran dies with it: `tests.support.raylets`. A new machine
-with the same resources joins at once, as one that was started again.
+The machine that is struck has an engine and a node; the other one has the proxy, the trainer, and an engine
+and a node too. It is killed: its raylet gets SIGKILL, and what it ran dies with it. Or it freezes: everything
+on it is stopped, for a moment, or until the cluster has given it up, and is then killed. A new machine with
+the same resources joins at once, as one that was started again. See `tests.support.raylets`.
 """
 
 import json
+import random
 import re
+import signal
 import statistics
 import threading
 import time
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from benchmarks.recovery import Campaign, Report
+from benchmarks.recovery import Campaign, How, Report
 from tests.support.raylets import Raylets
 
 MACHINE = "Ray node"
 _NEEDS = {"proxy": "first", "trainer": "first", "engine": "engine", "node": "node"}
 _SILENT_S = 4.0
 """How long a place may say nothing before it is given up."""
+_MOMENT_S = 0.3, 1.2
+"""How long a machine may freeze before Ray takes it for dead: see `tests.support.raylets`."""
 
 
 @dataclass
@@ -57,8 +61,16 @@ class MachineCampaign(Campaign):
     def _runs(self, victim: str) -> bool:  # noqa: ARG002
         return self._whole()
 
-    def _strike(self, victim: str) -> bool:  # noqa: ARG002
+    def _strike(self, victim: str, how: How, draw: random.Random) -> bool:
+        if how != "kill":
+            self.machines.signal("second", signal.SIGSTOP)
+            time.sleep(draw.uniform(*_MOMENT_S) if how == "pause" else _SILENT_S + 2)
+        if how == "pause":
+            self.machines.signal("second", signal.SIGCONT)
+            return True
         self._dead = set(self.machines.kill("second"))
+        if how == "stop":
+            self._revive(victim)
         return True
 
     def _revive(self, victim: str) -> None:  # noqa: ARG002
@@ -66,12 +78,12 @@ class MachineCampaign(Campaign):
         self._joining = threading.Thread(target=lambda: self.machines.add("second", engine=1, node=1))
         self._joining.start()
 
-    def _settle(self, victim: str, killed: float) -> None:  # noqa: ARG002
+    def _settle(self, victim: str, struck: float) -> None:  # noqa: ARG002
         if self._joining is not None:
             self._joining.join()
         self._wait(self._whole, "all processes")
         if not self._finished():
-            self._back_s.append(time.monotonic() - killed)
+            self._back_s.append(time.monotonic() - struck)
 
     def _end(self) -> None:
         super()._end()

@@ -28,11 +28,10 @@ class OwnEngine:
         self._children = children
 
     def revive(self) -> None:
-        """Start it again if it has ended: connections wait meanwhile. Raises `HarnessGymError` if it ends
-        again and again.
+        """Start it again if it has ended or hangs: connections wait meanwhile. Raises `HarnessGymError` if
+        that goes on.
         """
-        for name, _ in self._children.exited():
-            self._children.restart(name)
+        self._children.revive()
 
     async def ready(self) -> None:
         """Wait until it serves, however long the model takes to load. Raises `PolicyError` if it ends

@@ -64,6 +64,8 @@ class Attempt:
         self._task: Task
         self._sandbox: Sandbox
         self._session: OpenedSession | None = None
+        self._ran: list[tuple[float, float]] = []
+        """When the harness ran, by step."""
         self._faulty: ShimmedSandbox | None = None
         self._holding = AsyncExitStack()
         """The sandbox and the room it takes, until they are given back."""
@@ -76,7 +78,8 @@ class Attempt:
         """Run to the outcome. Errors of ours and of the machine come back as an infrastructure error."""
         try:
             try:
-                return await self._stages()
+                async with self.line.proxy_watch.watching():
+                    return await self._stages()
             finally:
                 await self._release()
                 await self._left.aclose()
@@ -93,8 +96,7 @@ class Attempt:
         if launch is None:
             return await self._steps()
         async with self._place(self.stages.run):
-            self.phase = "run"
-            result = await start(launch, replace(self._task, files={}), self._sandbox)
+            result = await self._run(launch, self._task)
         self.phase = "reconstruct"
         calls = await self._seal()
         async with self._place(self.stages.reconstruct):
@@ -115,10 +117,7 @@ class Attempt:
             async with laying(self._sandbox, first=not ended):
                 launch = await self._launch(asked)
             async with self._place(self.stages.run):
-                self.phase = "run"
-                ended.append(
-                    (await start(launch, replace(asked, files={}), self._sandbox), asked.limits.wall_s)
-                )
+                ended.append((await self._run(launch, asked), asked.limits.wall_s))
 
         async def grade(asked: Task) -> Grade:
             async with self._place(self.stages.evaluate):
@@ -200,6 +199,15 @@ class Attempt:
             await self._sandbox.write(path, text.encode())
         return replace(launch, files={})
 
+    async def _run(self, launch: Launch, task: Task) -> ExecResult:
+        """The harness on a task, or on a step as one."""
+        self.phase = "run"
+        began = time.monotonic()
+        try:
+            return await start(launch, replace(task, files={}), self._sandbox)
+        finally:
+            self._ran.append((began, time.monotonic()))
+
     def _harness(self) -> Harness:
         known = self.line.harnesses
         if self.row.harness not in known:
@@ -222,6 +230,10 @@ class Attempt:
         trajectory = await self.line.store.aread(lambda conn: rows_of(conn, row.id, group_id=row.group_id))
         if trajectory.incomplete is not None:
             raise RolloutFailed(Cause.ENGINE_ERROR, trajectory.incomplete)
+        if calls == 0 or not result.ok:
+            absence = await self.line.proxy_watch.absence(self._ran[0][0], self._ran[-1][1])
+            if absence is not None:
+                raise RolloutFailed(Cause.PROXY_ERROR, f"{absence}. {described(result)}")
         silences = await self.line.store.aread(lambda conn: call_rows.silences(conn, row.id))
         if silent := blamed(silences, timed_out=result.timed_out, wall_s=wall_s):
             raise RolloutFailed(Cause.ENGINE_SILENT, silent)

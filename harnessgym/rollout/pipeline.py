@@ -14,6 +14,7 @@ from harnessgym.harness import Harness
 from harnessgym.proxy_client import ControlClient
 from harnessgym.reward import Need, Reward
 from harnessgym.rollout.attempt import Attempt
+from harnessgym.rollout.proxy_watch import ProxyWatch
 from harnessgym.rollout.resource_admission import Pressure
 from harnessgym.rollout.stage import Stages
 from harnessgym.run_config.session import SessionOptions
@@ -44,6 +45,11 @@ class Pipeline:
     second_opinion: bool = False
     """Whether what is rewarded with 1 is also compared with the solution; see
     `harnessgym.grading.differential.differential_test`."""
+
+    @cached_property
+    def proxy_watch(self) -> ProxyWatch:
+        """Whether the proxy was away while a harness ran."""
+        return ProxyWatch(self.control)
 
     @cached_property
     def needed(self) -> frozenset[Need]:

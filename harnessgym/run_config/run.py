@@ -10,6 +10,7 @@ from harnessgym.config import Config
 from harnessgym.engine_timeouts import EngineTimeouts
 from harnessgym.errors import ConfigError
 from harnessgym.faults.fault import FaultsSection
+from harnessgym.heartbeat import SILENT_S
 from harnessgym.run_config.cluster import ClusterSection
 from harnessgym.run_config.curation import DAPO, ControlSection, FilterSection, GenerateSection, ReplaySection
 from harnessgym.run_config.session import SessionOptions
@@ -209,7 +210,7 @@ class SupervisorSection(Config):
     """Restarts of one process within a minute before the run is given up."""
     threads: int = Field(1, gt=0)
     """Torch and OpenMP threads of each process."""
-    silent_s: float = Field(60.0, ge=2)
+    silent_s: float = Field(SILENT_S, ge=2)
     """A process that has sent no heartbeat for so many seconds was stopped or hangs: it is killed and
     started again. One that works long at one thing sends heartbeats meanwhile."""
     stall_s: float = Field(120.0, gt=0)

@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from harnessgym.heartbeat import Listener, Silence
+from harnessgym.heartbeat import SILENT_S, Listener, Silence
 from harnessgym.process import ProcessId, end, identify, interruption_deferred, start_service
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.supervisor.processes import Restarts, last_words
@@ -84,6 +84,18 @@ class Children:
         for child in self.by_name.values():
             child.heartbeat.look()
         return []
+
+    def revive(self, silent_s: float = SILENT_S) -> None:
+        """Start again what has ended, and what has been silent for too long, which is killed.
+
+        Raises `HarnessGymError` if one ends again and again.
+        """
+        self.tend()
+        for name, child in self.by_name.items():
+            if child.silence.too_long(silent_s) and child.process.poll() is None:
+                self.kill(name)
+        for name, _ in self.exited():
+            self.restart(name)
 
     def kill(self, name: str) -> None:
         """End a process at once, stopped or not. It counts as one that has exited."""

@@ -58,11 +58,10 @@ class OwnProxy:
             )
 
     def revive(self) -> None:
-        """Start it again if it has ended: connections wait meanwhile. Raises `HarnessGymError` if it ends
-        again and again.
+        """Start it again if it has ended or hangs: connections wait meanwhile. Raises `HarnessGymError` if
+        that goes on.
         """
-        for name, _ in self._children.exited():
-            self._children.restart(name)
+        self._children.revive()
 
 
 def add_run(conn: Connection, name: str, upstream: WrapUpstream, config: dict[str, Any] | None = None) -> str:

@@ -1,16 +1,16 @@
 """What a soak remembers, and what it calls wrong."""
 
+from collections import Counter
 from dataclasses import asdict, replace
 
 import pytest
 
+from benchmarks.outside.campaign import ENGINE
 from benchmarks.recovery import Report
-from benchmarks.soak import remembered
+from benchmarks.soak import KINDS, remembered, schedule
 from harnessgym.run_folder import write_json
 
-CLEAN = Report(
-    kills={"proxy": 5}, calls=10, stop_reasons={"finished": 9, "node_lost": 2}, steps=5, eta=1, staleness=1
-)
+CLEAN = Report(blows={"proxy": {"kill": 5}}, calls=10, graded=9, steps=5, eta=1, staleness=1)
 
 
 def test_campaigns_of_another_seed_or_commit_run_again(tmp_path, capsys):
@@ -29,7 +29,6 @@ def test_campaigns_of_another_seed_or_commit_run_again(tmp_path, capsys):
 
 def test_a_campaign_is_clean():
     assert CLEAN.clean
-    assert CLEAN.judged == 0
 
 
 @pytest.mark.parametrize(
@@ -39,8 +38,20 @@ def test_a_campaign_is_clean():
         {"trained_twice": 1},
         {"findings": ["hash: call 1: differs"]},
         {"staleness": 2},
-        {"stop_reasons": {"finished": 9, "time_limit": 1}},
+        {"judged": 1},
+        {"misjudged": 1},
     ],
 )
 def test_or_it_is_not(wrong):
     assert not replace(CLEAN, **wrong).clean
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_each_victim_is_stopped_as_often_as_it_is_killed_and_a_seed_gives_the_same_blows(kind):
+    blows = schedule(kind, 4, seed=3)
+    counts = Counter((blow.victim, blow.how) for blow in blows)
+    for victim in KINDS[kind]:
+        assert counts[victim, "kill"] == (0 if victim == ENGINE else 4)
+        assert (counts[victim, "stop"], counts[victim, "pause"]) == (2, 2)
+    assert schedule(kind, 4, seed=3) == blows
+    assert schedule(kind, 4, seed=4) != blows

@@ -316,6 +316,27 @@ async def test_an_agent_that_was_killed_while_it_installed_finishes_when_it_is_s
         assert [worker.row.state for worker in site.world.proxy.workers.all()] == ["draining"]
 
 
+async def test_a_stopped_engine_is_silent_and_gets_calls_again_when_it_goes_on(
+    make_world: MakeWorld, server: vllm_cpu.Server, tmp_path: Path
+) -> None:
+    async with sited(make_world, server, tmp_path) as site, site.agent():
+        site.publish(1)
+        await site.serves(1)
+        session = await site.world.open(sampling={"max_tokens": 60, "seed": 3})
+        asked = asyncio.create_task(site.world.chat(session.key, STORY))
+        await sampled(site.world, session, 6)
+        server.signal(signal.SIGSTOP)
+        try:
+            await site.serves(1, state="silent")
+            assert not asked.done()
+        finally:
+            server.signal(signal.SIGCONT)
+        await site.serves(1)
+        assert (await asked).status_code == 200
+        assert site.check_tokens(session) == {1}
+        assert verify(site.world.store).findings == ()
+
+
 def test_a_run_trains_on_an_engine_that_it_did_not_start(server: vllm_cpu.Server, tmp_path: Path) -> None:
     """η = 0: every step is trained on tokens of the version before it, which vLLM must have had."""
     outside = [{"kind": "vllm", "url": server.address}]

@@ -1,5 +1,6 @@
 """A private Ray cluster on this machine: several raylets, each of which can be killed like a machine."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -78,6 +79,12 @@ class Raylets:
         process.kill()
         process.wait()
         return below
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to a machine: to its raylet, and to what runs there."""
+        for pid in [self.machines[name].pid, *_below(self.machines[name].pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def close(self) -> None:
         """Kill every machine and what Ray started there. An orderly shutdown takes half a minute."""

@@ -151,6 +151,11 @@ class Server:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
+    def signal(self, number: int) -> None:
+        """Send a signal to all its processes."""
+        assert self._process is not None
+        os.killpg(self._process.pid, number)
+
     def stop(self) -> None:
         """End it."""
         if self._process is not None and self._process.poll() is None:

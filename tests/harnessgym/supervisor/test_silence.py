@@ -112,3 +112,22 @@ def test_an_engine_that_the_run_did_not_start_is_only_named(site):
     assert is_now("silent") == []
     assert is_now("ready") == ["v0 (vllm at http://elsewhere:8000) answers again."]
     assert children.by_name == {}
+
+
+def test_a_child_without_a_supervisor_is_started_again_when_it_hangs(site):
+    _, _, children, _ = site
+    children.start("engine")
+    victim = children.by_name["engine"].process
+    deadline = time.monotonic() + 40
+
+    def revived_until(condition):
+        while not condition():
+            assert time.monotonic() < deadline
+            children.revive(LIMIT_S)
+            time.sleep(0.05)
+
+    revived_until(lambda: children.by_name["engine"].silence.phase == "running")
+    victim.send_signal(signal.SIGSTOP)
+    revived_until(lambda: children.by_name["engine"].process is not victim)
+    assert victim.poll() == -signal.SIGKILL
+    assert children.by_name["engine"].restarts == 1

@@ -9,10 +9,8 @@ import signal
 import time
 
 import pytest
-from sqlalchemy import select
 
 from harnessgym.store import TraceStore, runs, workers
-from harnessgym.store.tables import rewards, rollouts
 from tests.harnessgym.rollout.tiny import HERE
 from tests.test_bad_input_runs import descendants, make_run  # noqa: F401 - a fixture
 
@@ -37,15 +35,6 @@ def started(make_run):  # noqa: F811
     return run
 
 
-def attempts(run):
-    """Stop reason, verdict and reward of every attempt at a rollout."""
-    reward = (rewards.c.rollout_id == rollouts.c.id) & (rewards.c.channel == "reward")
-    columns = rollouts.c.stop_reason, rollouts.c.verdict, rewards.c.value
-    with TraceStore.open(run.paths().store_url()) as store:
-        query = select(*columns).select_from(rollouts.outerjoin(rewards, reward))
-        return [tuple(row) for row in store.read(lambda conn: conn.execute(query).all())]
-
-
 def engine_states(run):
     with TraceStore.open(run.paths().store_url()) as store:
         found = store.read(lambda conn: workers.engines_of(conn, runs.only(conn).id))
@@ -65,14 +54,22 @@ def assert_replaced(run, name, victim, said):
     run.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize(("name", "ends"), [("trainer", ()), ("node", ("node_lost",))])
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [
+        ("trainer", ()),
+        ("node", ("node_lost",)),
+        ("proxy", ("sandbox_error",)),
+        ("engine-0", ("engine_error",)),
+    ],
+)
 def test_a_stopped_process_is_replaced_and_nobody_is_judged_for_it(started, name, ends):
     victim = started.pids()[name]
     victim.signal(signal.SIGSTOP)
     started.wait(lambda: name in silent(started))
     said = started.end()
     assert_replaced(started, name, victim, said)
-    found = attempts(started)
+    found = started.attempts()
     assert found.count(WELL) >= STEPS * 8
     assert {row for row in found if row != WELL} == {
         (reason, "infrastructure_error", None) for reason in ends
@@ -85,6 +82,29 @@ def silent(run):
     with contextlib.suppress(FileNotFoundError):
         return json.loads(run.paths().silent_path.read_text())
     return {}
+
+
+def test_an_evaluation_during_which_an_engine_stops_finds_what_it_would_have(make_run):  # noqa: F811
+    run = make_run(
+        "converses",
+        tasks={"set": f"{HERE}:Conversing"},
+        engine={"workers": 2, "max_length": 256},
+        node={"max_running": 3},
+        trainer={"steps": 1},
+        evaluation={"tasks": 3},
+        supervisor={"silent_s": SILENT_S},
+    ).start()
+    run.wait(lambda: run.running() >= 3)
+    victim = run.pids()["engine-0"]
+    victim.signal(signal.SIGSTOP)
+    said = run.end()
+    assert f"The engine-0 process (pid {victim.pid}) has been silent for 1" in said
+    summary = json.loads(run.paths().summary_path.read_text())
+    assert (summary["success_before"], summary["greedy_before"], summary["gain"]) == (1.0, 1.0, 0.0)
+    assert set(summary["evaluation"]["rollouts"].values()) == {3}
+    found = run.attempts()
+    assert {row for row in found if row != WELL} == {("engine_error", "infrastructure_error", None)}
+    run.assert_verified()
 
 
 def test_a_run_that_is_stopped_as_a_whole_goes_on_with_the_same_processes(started):
@@ -102,4 +122,7 @@ def test_a_run_that_is_stopped_as_a_whole_goes_on_with_the_same_processes(starte
     assert started.pids().items() <= before.items()
     assert "silent" not in started.end()
     assert started.steps() == STEPS
+    found = started.attempts()
+    assert found.count(WELL) >= STEPS * 8
+    assert {row for row in found if row != WELL} <= {("sandbox_error", "infrastructure_error", None)}
     started.assert_verified()
