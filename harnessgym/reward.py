@@ -12,26 +12,38 @@ type = "command"
 settings = { argv = ["ruff", "check", "."], channel = "process.lint" }
 ```
 
-Only the grader's channel `reward` is trained on. Channels are named in `harnessgym.store.rewards`.
+What is trained on is the grader's channel `reward`; with a `weight` the weighted sum, under the channel
+`total`:
+
+```toml
+[[rewards]]
+name = "short"
+type = "sql"
+weight = -0.001                           # total = reward - 0.001 cost.sampled
+settings = { query = "SELECT sum(completion_len) FROM calls WHERE rollout_id = :rollout_id", channel = "cost.sampled" }
+```
+
+Channels are named in `harnessgym.store.rewards`.
 """
 
 import asyncio
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal, Protocol
 
 from pydantic import BaseModel
 
-from harnessgym.config import validate
-from harnessgym.errors import ConfigError, HarnessGymError, RewardError
+from harnessgym.config import nearest, validate
+from harnessgym.errors import ConfigError, HarnessGymError, RewardError, StoreUnavailable
 from harnessgym.proxy_client import ControlClient
 from harnessgym.registry import load
-from harnessgym.run_config.run import RewardSection
+from harnessgym.run_config.run import RewardSection, RunConfig
 from harnessgym.sandbox import Sandbox
 from harnessgym.store import TraceStore, rewards
-from harnessgym.store.rewards import RewardRow, RewardUnit
+from harnessgym.store.rewards import TOTAL, RewardRow, RewardUnit
 from harnessgym.task import Task
 from harnessgym.traces.facts import rollout_of, run_config_of
 from harnessgym.traces.graph import Graph, graph
@@ -40,6 +52,9 @@ from harnessgym.traces.transcript import Transcript, transcript
 Need = Literal["sandbox", "task", "proxy"]
 """What a reward cannot do without: the sandbox with the workspace that the harness left, the task, a
 running proxy."""
+GIVEN = {"reward": "the grader's", TOTAL: "the weighted sum of a run's rewards"}
+"""Channels of a rollout that no reward of a run may give."""
+_TABLE = 'weight = { "CHANNEL" = 1.0 }'
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +106,11 @@ class RewardContext:
 
 
 class Reward(Protocol):
-    """Scores rollouts. Made from its settings once, asked for many rollouts, several at a time."""
+    """Scores rollouts. Made from its settings once, asked for many rollouts, several at a time.
+
+    It may have `channels`, those under which it gives a rollout a score where that does not follow from its
+    settings.
+    """
 
     needs: frozenset[Need]
 
@@ -108,17 +127,137 @@ class Reward(Protocol):
 
 
 def make_rewards(sections: Sequence[RewardSection]) -> dict[str, Reward]:
-    """The rewards of a run by name, in order. Raises `ConfigError` for wrong settings, or a name given
-    twice.
+    """The rewards of a run by name, in order.
+
+    Raises `ConfigError` for wrong settings, a name given twice, and a channel or a weight that cannot be.
     """
     out: dict[str, Reward] = {}
+    weighed: dict[str, str] = {}
     for section in sections:
         name = section.name or section.type
         if name in out:
             raise ConfigError(f"Two rewards are named {name!r}. Give one of them another `name`.")
         factory = load("reward", section.type)
-        out[name] = factory(validate(factory.settings, section.settings, f"reward {name!r}"))
+        settings = validate(factory.settings, section.settings, f"reward {name!r}")
+        out[name] = factory(settings)
+        known = _channels(out[name], settings)
+        _check_channels(name, section, known)
+        for channel in (
+            (section.weight if isinstance(section.weight, dict) else known) if section.weighs else ()
+        ):
+            if channel in weighed:
+                raise ConfigError(
+                    f"The rewards {weighed[channel]!r} and {name!r} both give a rollout the channel "
+                    f"{channel!r}. Set another "
+                    "`channel` in the settings of one."
+                )
+            weighed[channel] = name
     return out
+
+
+def _channels(reward: Reward, settings: BaseModel) -> tuple[str, ...]:
+    """The channels of a rollout that a reward says it gives; none if it does not say."""
+    own: str | None = getattr(settings, "channel", None)
+    return getattr(reward, "channels", ()) or (() if own is None else (own,))
+
+
+def _check_channels(name: str, section: RewardSection, known: Sequence[str]) -> None:
+    """Raises `ConfigError` for a channel that is taken, and for a weight that does not say of which
+    channel it is.
+    """
+    for channel in known:
+        if channel in GIVEN:
+            raise ConfigError(
+                f"The reward {name!r} has the channel {channel!r}, which is {GIVEN[channel]}. Set another "
+                "`channel`, and a "
+                "`weight` for it to be trained on."
+            )
+    if isinstance(section.weight, dict):
+        unknown = [channel for channel in section.weight if channel not in known]
+        if len(known) > 1 and unknown:
+            raise ConfigError(
+                f"The reward {name!r} gives no channel {unknown[0]!r}. {nearest(unknown[0], list(known))}"
+            )
+    elif section.weighs and len(known) > 1:
+        raise ConfigError(
+            f"The reward {name!r} gives a rollout several channels, so its weight must say which: weight = "
+            f'{{ "{known[0]}" = {section.weight:g} }}. Known: {", ".join(known)}.'
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What a rollout is trained on: a weighted sum of the grader's reward and of those that the run adds."""
+
+    graded: float = 1.0
+    rewards: Mapping[str, float | Mapping[str, float]] = field(default_factory=dict)
+    """By the name of a reward that counts: the weight of the one channel that it gives a rollout, or
+    weights by channel."""
+
+    def total(self, rollout_id: str, graded: float, scores: Sequence[RewardRow]) -> RewardRow:
+        """The sum. Raises `RewardError` if a reward that counts gave no score to add: a missing reward is
+        not 0.
+        """
+        parts = [("reward", self.graded, graded)]
+        for name, weight in self.rewards.items():
+            own = {row.channel: row.value for row in scores if row.source == name and row.unit == "rollout"}
+            parts += [
+                (channel, each, own[channel]) for channel, each in _by_channel(name, weight, own).items()
+            ]
+        detail = _sum([(weight, f"{channel} ({value:g})") for channel, weight, value in parts])
+        value = math.fsum(weight * value for _, weight, value in parts)
+        return RewardRow(rollout_id, "rollout", rollout_id, TOTAL, value, "weights", detail)
+
+    def tampered(self, rollout_id: str) -> RewardRow:
+        """That of a rollout which nothing can be said of: 0, or what the worst of its group got, if that
+        is less.
+        """
+        return RewardRow(
+            rollout_id, "rollout", rollout_id, TOTAL, 0.0, "weights", "The workspace was tampered with."
+        )
+
+    @property
+    def formula(self) -> str:
+        """The sum, for people."""
+        parts = [(self.graded, "reward")]
+        for name, weight in self.rewards.items():
+            parts += (
+                [(each, channel) for channel, each in weight.items()]
+                if isinstance(weight, Mapping)
+                else [(weight, name)]
+            )
+        return _sum(parts)
+
+
+def _by_channel(
+    name: str, weight: float | Mapping[str, float], given: Mapping[str, float]
+) -> Mapping[str, float]:
+    """A reward's weights by channel, for a rollout that it gave these scores. Raises `RewardError` for one that is not there."""
+    if not isinstance(weight, Mapping):
+        if len(given) == 1:
+            return dict.fromkeys(given, weight)
+        what = f"it gave the channels {', '.join(given)}" if given else "it gave the rollout no score"
+        raise RewardError(f"The reward {name!r} has one weight, and {what}. Name the channel: {_TABLE}.")
+    if missing := [channel for channel in weight if channel not in given]:
+        raise RewardError(
+            f"The reward {name!r} has a weight for the channel {missing[0]!r} and gave the rollout no score there (but: "
+            f"{', '.join(given) or 'none'}). A missing reward is not 0: correct the name, or give 0 where none is earned."
+        )
+    return weight
+
+
+def _sum(parts: Sequence[tuple[float, str]]) -> str:
+    """A weighted sum, for people: `1 * reward - 0.01 * short`."""
+    terms = "".join(f" {'-' if weight < 0 else '+'} {abs(weight):g} * {name}" for weight, name in parts)
+    return terms.removeprefix(" + ").removeprefix(" ")
+
+
+def weights_of(config: RunConfig) -> Weights | None:
+    """The weights of a run; None if the grader's reward alone is trained on, as it is."""
+    if not config.weighed:
+        return None
+    counting = {section.name or section.type: section.weight for section in config.rewards if section.weighs}
+    return Weights(config.tasks.weight, counting)
 
 
 async def score_all(
@@ -142,13 +281,14 @@ async def score_all(
                 row = _row(record, name, item)
                 key = (row.unit, row.target, row.channel)
                 if key in given:
-                    raise RewardError(f"{row} is given by {given[key]} already. Set another `channel`.")
+                    raise RewardError(f"{row} was given by {given[key]} already. Set another `channel`.")
                 await record.store.aread(partial(rewards.check, reward=row))
                 rows[key], given[key] = row, f"the reward {name!r}"
-        except HarnessGymError as error:
-            raise RewardError(
-                f"The reward {name!r} of rollout {record.rollout_id} failed. {error}"
-            ) from error
+        except StoreUnavailable:  # the database's fault, not the reward's
+            raise
+        except Exception as error:  # somebody else's code: its bug must not be a reward, nor end the node
+            what = str(error) if isinstance(error, HarnessGymError) else f"{type(error).__name__}: {error}"
+            raise RewardError(f"The reward {name!r} failed. {what}") from error
     return tuple(rows.values())
 
 

@@ -44,7 +44,7 @@ class Run:
             "evaluation": {"tasks": 0},
         }
         for name, values in sections.items():
-            config[name] = config.get(name, {}) | values
+            config[name] = config.get(name, {}) | values if isinstance(values, dict) else values
         self.config = tmp_path / "run.json"
         self.config.write_text(json.dumps(config))
         self.output = tmp_path / "output.txt"

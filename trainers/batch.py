@@ -42,7 +42,9 @@ class Batch:
     advantages: tuple[Value, ...]
     """Per row: a number, or float32 [T]."""
     rewards: tuple[float, ...]
-    """One per rollout of its own groups."""
+    """What is trained on, one per rollout of its own groups."""
+    graded: tuple[float, ...]
+    """The grader's, likewise."""
     staleness: int
     """Oldest token's."""
     signal: float
@@ -100,6 +102,11 @@ class LoadedGroup:
         return np.array([member.reward for member in self.group.members], dtype=np.float64)
 
     @property
+    def graded(self) -> npt.NDArray[np.float64]:
+        """The grader's reward of each member, float64 [G]."""
+        return np.array([member.success for member in self.group.members], dtype=np.float64)
+
+    @property
     def signal(self) -> bool:
         """Whether its rewards differ. With an estimator that looks at more, equal ones may teach too: see
         `gives_signal`.
@@ -118,6 +125,8 @@ class GroupPart:
     group: LoadedGroup
     rewards: tuple[float, ...]
     """Of its own members."""
+    graded: tuple[float, ...]
+    """The grader's, likewise."""
     signal: bool
     rows: tuple[Row, ...]
     """None without a signal, and none of rollouts that the estimator drops."""
@@ -221,9 +230,11 @@ def share_of(
             rows.extend(member_rows)
             values.extend(given)
     sampled = [_tokens_by_version(member_rows) for member_rows in group.rows]
+    own_members = len(group.rows) - group.borrowed
     return GroupPart(
         group,
-        tuple(group.rewards.tolist()[: len(group.rows) - group.borrowed]),
+        tuple(group.rewards.tolist()[:own_members]),
+        tuple(group.graded.tolist()[:own_members]),
         signal,
         tuple(rows),
         tuple(values),
@@ -244,6 +255,7 @@ def join(shares: Sequence[GroupPart]) -> Batch:
         rows=tuple(row for share in shares for row in share.rows),
         advantages=tuple(value for share in shares for value in share.advantages),
         rewards=tuple(value for share in shares for value in share.rewards),
+        graded=tuple(value for share in shares for value in share.graded),
         staleness=max((entry.max_staleness for entry in trained), default=0),
         signal=sum(share.signal for share in shares) / len(shares),
         reduced=sum(len(share.rewards) < share.group.group.size for share in shares),

@@ -201,6 +201,8 @@ class Learner:
             "step_s": held - began - self.gathering.waited_s,
             "held_s": time.perf_counter() - held,
         }
+        if self.config.weighed:
+            metrics["graded"] = float(np.mean(batch.graded))
         if (
             self.length_bias is not None
         ):  # which groups are trained is each policy's own affair, where there are several

@@ -19,7 +19,7 @@ def shuffled(groups: "Sequence[LoadedGroup]", random: np.random.Generator) -> "l
     calls and of agents.
     """
     pairs = [pair for group in groups for pair in zip(group.group.members, _credit(group), strict=True)]
-    members = [(member.reward, member.verdict, credit.rewards) for member, credit in pairs]
+    members = [(member.reward, member.graded, member.verdict, credit.rewards) for member, credit in pairs]
     whole = iter([members[at] for at in random.permutation(len(members))])
     turns = {
         turn.call_id: turn.rewards
@@ -37,8 +37,8 @@ def shuffled(groups: "Sequence[LoadedGroup]", random: np.random.Generator) -> "l
     for group in groups:
         given = [next(whole) for _ in group.group.members]
         renamed = tuple(
-            replace(member, reward=reward, verdict=verdict)
-            for member, (reward, verdict, _) in zip(group.group.members, given, strict=True)
+            replace(member, reward=reward, graded=graded, verdict=verdict)
+            for member, (reward, graded, verdict, _) in zip(group.group.members, given, strict=True)
         )
         credit = tuple(
             Credit(rewards, {agent: next(by_agent) for agent in own.agents})

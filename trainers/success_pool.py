@@ -62,7 +62,7 @@ class SuccessPool:
         order.
         """
         self._here.add(group.group.id)
-        if not self._again or not group.rewards.size or group.rewards.max() > SUCCESS or self._teaches(group):
+        if not self._again or not group.rewards.size or group.graded.max() > SUCCESS or self._teaches(group):
             return group
         ask = partial(successes, policy_id=self._policy_id, task_id=group.group.task_id, run_id=self._run_id)
         for item in self._store.read(partial(ask, also=self._last_groups)):
@@ -77,7 +77,7 @@ class SuccessPool:
             if self._chain.oldest(self._version, (row.versions for row in found.rows)) > self._max_staleness:
                 return group  # those after it are of older groups
             self._here.add(item.rollout_id)
-            member = GroupMember(item.rollout_id, item.slot, item.reward, "valid")
+            member = GroupMember(item.rollout_id, item.slot, item.reward, "valid", item.graded)
             joined = replace(group.group, members=(*group.group.members, member))
             credit = (*group.credit, found.credit) if group.credit else ()
             return replace(group, group=joined, rows=(*group.rows, found.rows), credit=credit, borrowed=1)

@@ -68,9 +68,7 @@ def line(progress: RunProgress) -> str:
     unit = "groups" if progress.status.startswith("evaluating") else "steps"
     parts = [f"{TITLES.get(progress.status, progress.status)}: {progress.done}/{progress.total} {unit}"]
     if "reward" in progress.metrics:
-        parts.append(
-            f"reward {progress.metrics['reward']:.2f}, staleness {progress.metrics.get('staleness', 0):.0f}"
-        )
+        parts.append(f"{_reward(progress.metrics, 2)}, staleness {progress.metrics.get('staleness', 0):.0f}")
     parts.append(f"{progress.rollouts_per_s:.1f} rollouts/s, {progress.tokens_per_s:.0f} tokens/s")
     idle = (
         [f"trainer {share(progress.trainer.idle)}"]
@@ -110,6 +108,12 @@ def size(number: float) -> str:
     raise AssertionError
 
 
+def _reward(metrics: Mapping[str, float], digits: int) -> str:
+    """What the last step was trained on; where that is a weighted sum, also the grader's part."""
+    graded = f" (grader's {metrics['graded']:.{digits}f})" if "graded" in metrics else ""
+    return f"reward {metrics['reward']:.{digits}f}{graded}"
+
+
 def _facts(progress: RunProgress, wide: bool, width: int, room: int) -> tuple[RenderableType, int]:
     """How far it is, what it learnt, how fast it goes."""
     unit = "groups" if progress.status.startswith("evaluating") else "steps"
@@ -117,7 +121,7 @@ def _facts(progress: RunProgress, wide: bool, width: int, room: int) -> tuple[Re
     m = progress.metrics
     facts = [
         f"{progress.done}/{progress.total} {unit}{left}",
-        f"reward {m['reward']:.3f}" if "reward" in m else "reward -",
+        _reward(m, 3) if "reward" in m else "reward -",
         f"staleness {m['staleness']:.0f} of at most {progress.eta}"
         if "staleness" in m
         else f"staleness at most {progress.eta}",

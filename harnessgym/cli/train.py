@@ -175,9 +175,22 @@ def _print(summary: dict[str, Any], root: Path, console: "Console", store: str) 
     )
     table.add_row("temperature 1", _percent(summary["success_before"]), _percent(summary["success_after"]))
     table.add_row("greedy", _percent(summary["greedy_before"]), _percent(summary["greedy_after"]))
+    weighed = summary.get("trained_reward")
+    if weighed is not None:
+        table.add_row(
+            "trained reward, temperature 1",
+            *(_number(weighed[f"{when}_sampled"]) for when in ("before", "after")),
+        )
     console.print(table)
     for line in _failures(summary["evaluation"]):
         console.print(line, highlight=False, soft_wrap=True)
+    if weighed is not None:
+        formula = weighed["formula"]
+        console.print(
+            f"Success is the grader's reward; what was trained on is {formula}.",
+            highlight=False,
+            soft_wrap=True,
+        )
     low, high = summary["gain_ci95"]
     if low is not None:
         console.print(
@@ -190,6 +203,9 @@ def _print(summary: dict[str, Any], root: Path, console: "Console", store: str) 
         f"{summary['eta']})",
         highlight=False,
     )
+    for name, policy in summary.get("policies", {}).items():
+        if not policy["tokens_trained"]:
+            console.print(f"The policy {name!r} was trained on no token.", highlight=False, style="yellow")
     console.print(f"{root}/summary.json, {root}/curve.png, {store}", highlight=False, soft_wrap=True)
 
 
@@ -209,6 +225,10 @@ def _failures(evaluation: dict[str, Any]) -> list[str]:
                 f"{purpose}: infrastructure failures ended {sum(causes.values())} attempts ({told}); {rest}."
             )
     return lines
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def _percent(value: float | None) -> str:

@@ -33,6 +33,7 @@ class OrchestrationReward:
 
     settings = OrchestrationSettings
     needs: frozenset[Need] = frozenset()
+    channels = ("cost.tokens", "cost.calls", "cost.wall_s", "orchestration.parallelism_speedup")
 
     def __init__(self, settings: OrchestrationSettings) -> None:
         pass

@@ -268,14 +268,21 @@ class Attempt:
         return self._judged(result, grade, cause, scores)
 
     async def _scores(self, grade: Grade) -> tuple[RewardRow, ...]:
-        """What the run's rewards say; nothing of a workspace that was tampered with."""
+        """What the run's rewards say, and what is trained on; nothing of a workspace that was tampered
+        with.
+        """
         line = self.line
         sandbox = self._sandbox
-        if grade.tampered is not None or not line.rewards:
+        if grade.tampered is not None:
+            return () if line.weights is None else (line.weights.tampered(self.row.id),)
+        if not line.rewards and line.weights is None:
             return ()
         asked = "sandbox" in line.needed
         record = RewardContext(line.store, self.row.id, self._task, sandbox if asked else None, line.control)
-        return await score_all(line.rewards, record, grade.rewards)
+        scores = await score_all(line.rewards, record, grade.rewards)
+        if line.weights is None:
+            return scores
+        return (*scores, line.weights.total(self.row.id, grade.rewards["reward"], scores))
 
     async def _seal(self, grace_s: float = 1.0) -> int:
         """Refuse further calls; how many there were."""

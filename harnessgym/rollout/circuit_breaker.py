@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from harnessgym.errors import SandboxError
 from harnessgym.store.rollouts import RolloutOutcome, RolloutRow
 
-_REMEDY = "Mend that and start the run again: it resumes."
+_REMEDY = "Fix this and start the run again; it resumes."
 
 
 class CircuitBreaker:
@@ -27,7 +27,7 @@ class CircuitBreaker:
     def failed(self, row: RolloutRow, outcome: RolloutOutcome) -> None:
         """A rollout was ended by an infrastructure error. Raises `SandboxError` if that is one too many."""
         self.failures += 1
-        self._last = f"of harness {row.harness!r}: {outcome.stop_reason}: {outcome.detail}"
+        self._last = f"of harness {row.harness!r}: {outcome.cause or outcome.stop_reason}: {outcome.detail}"
         if self.failures >= self.limit:
             raise SandboxError(
                 f"{self.failures} rollouts in a row failed for reasons that are not the policy's; the last, "

@@ -27,7 +27,7 @@ from harnessgym.outcome.failure import CONSEQUENCES, Cause
 from harnessgym.provisioning import make_harness
 from harnessgym.proxy_client import ControlClient
 from harnessgym.registry import load, look_in
-from harnessgym.reward import make_rewards
+from harnessgym.reward import make_rewards, weights_of
 from harnessgym.rollout.circuit_breaker import CircuitBreaker
 from harnessgym.rollout.pipeline import Pipeline
 from harnessgym.rollout.plan import GroupPlan
@@ -99,6 +99,7 @@ async def serve(settings: NodeSettings, leaving: asyncio.Event | None = None) ->
             line = Pipeline(
                 store, control, backend, harnesses, config.session, plan.task, rewards, config.faults, at
             )
+            line.weights = weights_of(config)
             line.second_opinion = config.node.second_opinion
             pressure = Pressure(workspaces, config.node)
             node = Node(store, plan, line, config.node, pressure, settings.name, leaving)

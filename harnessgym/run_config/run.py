@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,12 @@ from harnessgym.run_config.cluster import ClusterSection
 from harnessgym.run_config.curation import DAPO, ControlSection, FilterSection, GenerateSection, ReplaySection
 from harnessgym.run_config.session import SessionOptions
 from harnessgym.run_config.trainer import TrainerSection
+
+Weight = Annotated[float, Field(allow_inf_nan=False)]
+
+
+_WEIGH_CHANNELS = ("gdpo", "m_grpo")
+"""Advantages that weigh the channels of rewards themselves."""
 
 
 class PolicySection(Config):
@@ -44,6 +50,9 @@ class TasksSection(Config):
     """Task set: a registered name, `module:Class`, or a file or folder of tasks."""
     unfit: bool = False
     """Whether tasks that failed `harnessgym tasks check` are trained on all the same."""
+    weight: float = Field(1.0, allow_inf_nan=False)
+    """How much the grader's reward counts in what is trained on, where rewards that the run adds count
+    too."""
 
 
 class HarnessSection(Config):
@@ -64,8 +73,16 @@ class RewardSection(Config):
     """Registered reward, or `module:Class`."""
     name: str = ""
     """Who the store says gave it; the type if not given."""
+    weight: Weight | dict[str, Weight] = 0.0
+    """How much it counts in what is trained on, beside the grader's reward; negative for a penalty. 0: it
+    is only stored. A reward that gives a rollout several channels has a table of weights, by channel."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of that type."""
+
+    @property
+    def weighs(self) -> bool:
+        """Whether it counts in what is trained on."""
+        return any(self.weight.values()) if isinstance(self.weight, dict) else self.weight != 0
 
 
 class SandboxSection(Config):
@@ -291,6 +308,22 @@ class RunConfig(Config):
             )
         return self
 
+    @model_validator(mode="after")
+    def _weights_fit(self) -> "RunConfig":
+        if self.weighed and self.trainer.advantage in _WEIGH_CHANNELS:
+            raise ValueError(
+                f"trainer.advantage: {self.trainer.advantage} has weights of its own for the channels of "
+                "rewards, in "
+                "trainer.advantage_settings. Leave tasks.weight and the weight of [[rewards]] out, or choose "
+                "another advantage"
+            )
+        if not self.tasks.weight and not any(section.weighs for section in self.rewards):
+            raise ValueError(
+                "tasks.weight: it is 0 and no [[rewards]] has a weight, so nothing is trained on. Give one a "
+                "weight"
+            )
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _dapo(cls, given: Any) -> Any:
@@ -343,6 +376,13 @@ class RunConfig(Config):
         return self.model_copy(
             update={"code": tuple(str((folder / each).resolve()) for each in (*self.code, "."))}
         )
+
+    @property
+    def weighed(self) -> bool:
+        """Whether what is trained on is a sum of the grader's reward and others, or another multiple of
+        it.
+        """
+        return self.tasks.weight != 1 or any(section.weighs for section in self.rewards)
 
     @property
     def replayed(self) -> int:

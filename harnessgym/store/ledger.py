@@ -7,13 +7,13 @@ around it replays it from its checkpoint.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, Select, func, insert, select, update
 
 from harnessgym.store import advantages, policies, rollouts, runs
 from harnessgym.store.advantages import AdvantageRange
 from harnessgym.store.backend import insert_into
 from harnessgym.store.policies import PolicyVersion
-from harnessgym.store.tables import exclusions, groups, new_id, policy_versions, trained
+from harnessgym.store.tables import calls, exclusions, groups, new_id, policy_versions, trained
 from harnessgym.store.tables import policies as policies_table
 from harnessgym.store.tables import rollouts as rollouts_table
 
@@ -97,6 +97,31 @@ def commit_step(conn: Connection, policy_id: str, record: StepRecord) -> None:
             rollouts.set_group_state(conn, group_id, "consumed")
 
 
+def calls_of_step(conn: Connection, policy_id: str, step: int) -> dict[str, int]:
+    """Calls in the rollouts that a policy's step was about, side calls left out, by the policy that was
+    asked.
+    """
+    asked = func.coalesce(calls.c.policy_id, rollouts_table.c.policy_id)
+    query = (
+        select(asked, func.count())
+        .select_from(calls)
+        .join(rollouts_table, rollouts_table.c.id == calls.c.rollout_id)
+        .where(calls.c.kind != "side", rollouts_table.c.id.in_(_of_step(policy_id, step)))
+    )
+    return dict(conn.execute(query.group_by(asked)).all())
+
+
+def rollouts_of_step(conn: Connection, policy_id: str, step: int, limit: int) -> list[str]:
+    """Some of the rollouts that a policy's step was about."""
+    return list(conn.execute(_of_step(policy_id, step).order_by(trained.c.rollout_id).limit(limit)).scalars())
+
+
+def policy_calls(conn: Connection, rollout_id: str) -> list[str]:
+    """A rollout's calls that a policy answers as itself: side calls are left out."""
+    query = select(calls.c.id).where(calls.c.rollout_id == rollout_id, calls.c.kind != "side")
+    return list(conn.execute(query.order_by(calls.c.ordinal)).scalars())
+
+
 def abandon_after(conn: Connection, policy_id: str, version: int) -> int:
     """Go on from an earlier version: orphan the later ones, and give back the groups only they consumed.
     Returns how many.
@@ -172,3 +197,7 @@ def steps(conn: Connection, policy_id: str) -> list[int]:
     """Steps that are in the ledger, in order."""
     query = select(trained.c.step).where(trained.c.policy_id == policy_id).distinct().order_by(trained.c.step)
     return list(conn.execute(query).scalars())
+
+
+def _of_step(policy_id: str, step: int) -> Select[str]:
+    return select(trained.c.rollout_id).where(trained.c.policy_id == policy_id, trained.c.step == step)

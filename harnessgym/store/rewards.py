@@ -12,13 +12,13 @@ A unit is what is judged, and its target names it:
 
 Channels are named freely. Those that HarnessGym itself knows:
 
-    reward                             of a rollout: what it is trained on
-    task.*                             other results of the task
+    reward                             of a rollout: the grader's, success in an evaluation; what is trained
+    on without `total` total                              of a rollout: the weighted sum that is trained on,
+    where a run weighs rewards task.*                             other results of the task
     orchestration.parallelism_speedup  seconds of spawned agents' work per second until it was read
-    orchestration.split_correctness    whether the parts were the right ones
-    orchestration.aggregation_quality  what was made of the results
-    process.*                          how it went about it: contracts kept, judges' opinions
-    cost.*                             what it used: tokens, calls, seconds
+    orchestration.split_correctness    whether the parts were the right ones orchestration.aggregation_quality
+    what was made of the results process.*                          how it went about it: contracts kept,
+    judges' opinions cost.*                             what it used: tokens, calls, seconds
 
 A reward is never overwritten. A failed rollout has a stop reason and no reward; only what it cost can be said
 of it. A finished rollout without a `reward` (`harnessgym wrap` grades nothing) is in no mean and cannot be
@@ -35,6 +35,7 @@ from sqlalchemy import Column, Connection, Table, insert, select
 from harnessgym.errors import StoreError
 from harnessgym.store.tables import agents, calls, events, new_id, rewards, rollouts
 
+TOTAL = "total"
 RewardUnit = Literal["token", "turn", "message", "tool_call", "agent", "rollout", "team"]
 _UNREWARDED = ("failed", "cancelled")
 """Statuses of rollouts that nothing is said about but what they cost."""
@@ -65,7 +66,8 @@ class RewardRow:
             raise StoreError(f"{self} needs the name of a channel and a finite number (got {self.value}).")
 
     def __str__(self) -> str:
-        return f"The reward {self.channel!r} of {self.unit} {self.target} in rollout {self.rollout_id}"
+        where = "" if self.unit == "rollout" else f"{self.unit} {self.target} in "
+        return f"The reward {self.channel!r} of {where}rollout {self.rollout_id}"
 
 
 def add(conn: Connection, reward: RewardRow) -> bool:

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from harnessgym.outcome.failure import Cause
 from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.store import runs
-from harnessgym.store.rewards import RewardRow
+from harnessgym.store.rewards import TOTAL, RewardRow
 from harnessgym.store.rewards import add as add_reward
 from harnessgym.store.rewards import required as required_reward
 from harnessgym.store.tables import calls, exclusions, groups, new_id, rewards, rollouts, tasks
@@ -26,7 +26,7 @@ from harnessgym.store.tables import calls, exclusions, groups, new_id, rewards, 
 GroupState = Literal["open", "complete", "consumed", "dropped"]
 RolloutStatus = Literal["pending", "running", "finished", "failed", "cancelled"]
 Verdict = Literal["valid", "tampered", "infrastructure_error"]
-_TRAINED_ON = (rewards.c.channel == "reward") & (rewards.c.unit == "rollout")
+_GRADED = (rewards.c.channel == "reward") & (rewards.c.unit == "rollout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,15 @@ class GroupMember:
     rollout_id: str
     slot: int
     reward: float
+    """What it is trained on."""
     verdict: str
+    graded: float | None = None
+    """The grader's reward, where a weighted sum is trained on."""
+
+    @property
+    def success(self) -> float:
+        """The grader's reward."""
+        return self.reward if self.graded is None else self.graded
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,11 +370,12 @@ def rollout_states(conn: Connection, run_id: str) -> dict[str, int]:
     return dict(conn.execute(query).all())
 
 
-def rewards_of(conn: Connection, run_id: str, purpose: str) -> list[float]:
+def rewards_of(conn: Connection, run_id: str, purpose: str, channel: str = "reward") -> list[float]:
     """Rewards of a purpose's finished rollouts in order of group and slot. Raises `StoreError` if one of
     them has none.
     """
-    reward = (rewards.c.rollout_id == rollouts.c.id) & _TRAINED_ON
+    own = (rewards.c.channel == channel) & (rewards.c.unit == "rollout")
+    reward = (rewards.c.rollout_id == rollouts.c.id) & own
     query = (
         select(rollouts.c.id, rewards.c.value)
         .join(groups, groups.c.id == rollouts.c.group_id)
@@ -374,7 +383,7 @@ def rewards_of(conn: Connection, run_id: str, purpose: str) -> list[float]:
         .where(groups.c.run_id == run_id, groups.c.purpose == purpose, rollouts.c.status == "finished")
         .order_by(groups.c.ordinal, rollouts.c.slot)
     )
-    return [required_reward(value, rollout_id) for rollout_id, value in conn.execute(query)]
+    return [required_reward(value, rollout_id, channel) for rollout_id, value in conn.execute(query)]
 
 
 def best(conn: Connection, run_id: str, limit: int) -> list[str]:
@@ -383,7 +392,7 @@ def best(conn: Connection, run_id: str, limit: int) -> list[str]:
         select(rollouts.c.id)
         .join(rewards, rewards.c.rollout_id == rollouts.c.id)
         .join(groups, groups.c.id == rollouts.c.group_id)
-        .where(rollouts.c.run_id == run_id, groups.c.purpose == "train", _TRAINED_ON)
+        .where(rollouts.c.run_id == run_id, groups.c.purpose == "train", _GRADED)
         .order_by(rewards.c.value.desc(), rollouts.c.ended_at.desc())
         .limit(limit)
     )
@@ -435,18 +444,32 @@ def _complete(conn: Connection, group_id: str) -> None:
 
 def _group(conn: Connection, row: Any) -> GroupRow:
     kept = {name: row[name] for name in ("id", "ordinal", "task_id", "submitted_version", "size")}
-    return GroupRow(**kept, members=_members(conn, row["id"]))
+    return GroupRow(**kept, members=_members(conn, row["id"], training=row["purpose"] == "train"))
 
 
-def _members(conn: Connection, group_id: str) -> tuple[GroupMember, ...]:
-    reward = (rewards.c.rollout_id == rollouts.c.id) & _TRAINED_ON
+def _members(conn: Connection, group_id: str, *, training: bool) -> tuple[GroupMember, ...]:
+    """A group's finished rollouts. For training their reward is the weighted sum, where the run has one."""
+    total = rewards.alias("total")
     query = (
-        select(rollouts.c.id, rollouts.c.slot, rewards.c.value, rollouts.c.verdict)
-        .outerjoin(rewards, reward)
+        select(
+            rollouts.c.id, rollouts.c.slot, rewards.c.value, total.c.value.label("total"), rollouts.c.verdict
+        )
+        .outerjoin(rewards, (rewards.c.rollout_id == rollouts.c.id) & _GRADED)
+        .outerjoin(
+            total,
+            (total.c.rollout_id == rollouts.c.id) & (total.c.channel == TOTAL) & (total.c.unit == "rollout"),
+        )
         .where(rollouts.c.group_id == group_id, rollouts.c.status == "finished")
         .order_by(rollouts.c.slot)
     )
-    return tuple(
-        GroupMember(rollout_id, slot, required_reward(value, rollout_id), verdict)
-        for rollout_id, slot, value, verdict in conn.execute(query)
-    )
+    found = conn.execute(query).all()
+    graded = {row.id: required_reward(row.value, row.id) for row in found}
+    if not training or all(row.total is None for row in found):
+        return tuple(GroupMember(row.id, row.slot, graded[row.id], row.verdict) for row in found)
+    totals = {row.id: required_reward(row.total, row.id, TOTAL) for row in found}
+    # A penalty must not make tampering, which is not scored, the best that a rollout can do.
+    lowest = min((totals[row.id] for row in found if row.verdict == "valid"), default=0.0)
+    trained = {
+        row.id: min(totals[row.id], lowest) if row.verdict == "tampered" else totals[row.id] for row in found
+    }
+    return tuple(GroupMember(row.id, row.slot, trained[row.id], row.verdict, graded[row.id]) for row in found)

@@ -9,7 +9,7 @@ from operator import itemgetter
 
 from sqlalchemy import Connection, func, select
 
-from harnessgym.store.rewards import required
+from harnessgym.store.rewards import TOTAL, required
 from harnessgym.store.tables import calls, groups, rewards, rollouts, tasks, trained
 
 SUCCESS = 0.5
@@ -118,6 +118,9 @@ class Success:
     group_id: str
     slot: int
     reward: float
+    """What it is trained on."""
+    graded: float | None
+    """The grader's reward, where a weighted sum is trained on."""
     versions: tuple[int, ...]
     """Those that it was trained into, orphaned ones among them, as far as the store knows."""
 
@@ -133,12 +136,22 @@ def successes(
         & (rewards.c.channel == "reward")
         & (rewards.c.unit == "rollout")
     )
+    total = rewards.alias("total")
+    summed = (total.c.rollout_id == rollouts.c.id) & (total.c.channel == TOTAL) & (total.c.unit == "rollout")
     own = (rollouts.c.run_id == run_id) & (rollouts.c.task_id == task_id) & (groups.c.purpose == "train")
     settled = (groups.c.state == "consumed") | groups.c.id.in_(also)
     query = (
-        select(rollouts.c.id, rollouts.c.group_id, rollouts.c.slot, rewards.c.value, trained.c.version)
+        select(
+            rollouts.c.id,
+            rollouts.c.group_id,
+            rollouts.c.slot,
+            rewards.c.value,
+            total.c.value.label("total"),
+            trained.c.version,
+        )
         .join(groups, groups.c.id == rollouts.c.group_id)
         .join(rewards, reward)
+        .outerjoin(total, summed)
         .outerjoin(trained, (trained.c.rollout_id == rollouts.c.id) & (trained.c.policy_id == policy_id))
         .where(
             own,
@@ -150,8 +163,12 @@ def successes(
         .order_by(groups.c.ordinal.desc(), rollouts.c.slot, trained.c.version)
     )
     found: dict[str, Success] = {}
-    for rollout_id, group_id, slot, value, version in conn.execute(query):
+    for rollout_id, group_id, slot, graded, summed_up, version in conn.execute(query):
         before = found[rollout_id].versions if rollout_id in found else ()
         versions = before if version is None else (*before, version)
-        found[rollout_id] = Success(rollout_id, group_id, slot, float(value), versions)
+        weighed = summed_up is not None
+        reward_of = float(summed_up if weighed else graded)
+        found[rollout_id] = Success(
+            rollout_id, group_id, slot, reward_of, float(graded) if weighed else None, versions
+        )
     return list(found.values())

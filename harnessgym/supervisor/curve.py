@@ -14,9 +14,17 @@ def draw_curve(metrics: Sequence[dict[str, float]], summary: dict[str, Any], pat
 
     figure, axes = plt.subplots(figsize=(7, 4), dpi=120)
     steps = [line["step"] for line in metrics]
-    axes.plot(
-        steps, [line["reward"] for line in metrics], marker=".", label="training reward (temperature 1)"
-    )
+    weighed = "trained_reward" in summary
+    for key, label in (
+        ("graded", "training success (temperature 1)"),
+        ("reward", "trained reward: the weighted sum"),
+    ):
+        if weighed:
+            axes.plot(steps, [line[key] for line in metrics], marker=".", label=label)
+    if not weighed:
+        axes.plot(
+            steps, [line["reward"] for line in metrics], marker=".", label="training reward (temperature 1)"
+        )
     ends = [0, max(steps, default=0)]
     for key, label in (
         ("success", "held-out success, temperature 1"),

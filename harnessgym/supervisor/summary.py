@@ -10,8 +10,10 @@ from sqlalchemy import Connection
 
 from harnessgym.errors import StoreError
 from harnessgym.interval import paired_difference
+from harnessgym.reward import weights_of
 from harnessgym.run_folder import RunFolder
 from harnessgym.store import TraceStore, counts, policies, rollouts, runs
+from harnessgym.store.rewards import TOTAL
 from harnessgym.traces.token_accounting import account
 
 _PURPOSES = ("before_sampled", "before_greedy", "after_sampled", "after_greedy")
@@ -33,8 +35,10 @@ def _summarise(conn: Connection, folder: RunFolder, stages: dict[str, float], sa
     values = {name: rollouts.rewards_of(conn, run.id, name) for name in _PURPOSES}
     gain = paired_difference(*_paired(conn, run.id)).as_json()
     finished = counts.finished_rollouts(conn, run.id, "train")
+    weights = weights_of(config)
+    weighed = {} if weights is None else {"trained_reward": _weighed(conn, run.id, weights.formula)}
     several = {"policies": _by_policy(conn, run.id, tokens.trained_by_policy)} if config.policies else {}
-    return several | {
+    return (several | weighed) | {
         "success_before": _mean(values["before_sampled"]),
         "success_after": _mean(values["after_sampled"]),
         "gain": gain["mean"],
@@ -69,6 +73,12 @@ def _summarise(conn: Connection, folder: RunFolder, stages: dict[str, float], sa
         "seed": config.seed,
         "reward_shuffle": config.trainer.reward_shuffle,
     }
+
+
+def _weighed(conn: Connection, run_id: str, formula: str) -> dict[str, Any]:
+    """The weighted sum that a run trains on, and its means on the held-out tasks."""
+    means = {name: _mean(rollouts.rewards_of(conn, run_id, name, TOTAL)) for name in _PURPOSES}
+    return {"formula": formula} | means
 
 
 def _by_policy(conn: Connection, run_id: str, trained: Mapping[str, int]) -> dict[str, dict[str, Any]]:

@@ -23,6 +23,7 @@ from harnessgym.sandboxes.workspace import Workspace
 from harnessgym.store import TraceStore, policies, rollouts, runs, workers
 from harnessgym.store.runs import RunStatus
 from harnessgym.supervisor.local import LocalProcesses
+from harnessgym.supervisor.policy_calls import PolicyCalls
 from harnessgym.supervisor.preparation import Notify, choose_sandbox
 from harnessgym.supervisor.process_settings import Orders
 from harnessgym.supervisor.processes import FATAL_EXIT, Processes
@@ -76,6 +77,7 @@ class Supervisor:
         stall = StallWatch(
             self.store, self.run_id, self.policy_id, self.children, self.config.supervisor.stall_s
         )
+        reach = PolicyCalls(self.store, self.policy_ids)
         silence.clear()  # of an earlier supervisor
         try:
             self.children.open()
@@ -91,8 +93,12 @@ class Supervisor:
                 watch(self)
                 if stalled := stall.look(status):
                     self.notify(stalled)
+                for told in reach.look():
+                    self.notify(told)
                 time.sleep(_TICK_S)
                 self._count(status, time.monotonic() - started)
+            for told in reach.look():  # the last step may have been taken since
+                self.notify(told)
         except (HarnessGymError, OSError) as error:
             self._refuse_full_disk(error)
             self.store.write(lambda conn: runs.set_status(conn, self.run_id, "failed"))

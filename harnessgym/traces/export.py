@@ -21,6 +21,7 @@ from harnessgym.errors import ConfigError
 from harnessgym.registry import load
 from harnessgym.store import TraceStore, calls, policies, sessions
 from harnessgym.store.calls import Segment
+from harnessgym.store.rewards import TOTAL
 from harnessgym.store.tables import advantages, policy_versions, trained
 from harnessgym.tokens import TokenIds
 from harnessgym.traces.completions import Languages
@@ -100,16 +101,21 @@ class TracedRollout:
 
     @cached_property
     def reward(self) -> float | None:
-        """What it was trained on: the channel `reward` of the rollout."""
-        found = (
-            item.value for item in self.graph.rewards if item.unit == "rollout" and item.channel == "reward"
-        )
-        return next(found, None)
+        """What it was trained on: the channel `total` of the rollout, or `reward` where the run has no
+        weights.
+        """
+        return self._rewards.get(TOTAL, self._rewards.get("reward"))
 
     @cached_property
     def group_rewards(self) -> list[float]:
-        """`reward` of every rollout of its group that has one."""
-        return self.store.read(lambda conn: group_rewards_of(conn, self.facts.group_id))
+        """The same of every rollout of its group that has one."""
+        channel = TOTAL if TOTAL in self._rewards else "reward"
+        return self.store.read(lambda conn: group_rewards_of(conn, self.facts.group_id, channel))
+
+    @cached_property
+    def _rewards(self) -> dict[str, float]:
+        """The rollout's own, by channel."""
+        return {item.channel: item.value for item in self.graph.rewards if item.unit == "rollout"}
 
     @cached_property
     def trained_by(self) -> dict[str, str]:

@@ -155,11 +155,11 @@ def run_config_of(conn: Connection, run_id: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def group_rewards_of(conn: Connection, group_id: str) -> list[float]:
-    """The channel `reward` of all rollouts of a group that have one."""
+def group_rewards_of(conn: Connection, group_id: str, channel: str = "reward") -> list[float]:
+    """A channel of all rollouts of a group that have one."""
     joined = select(rewards.c.value).join(rollouts, rollouts.c.id == rewards.c.rollout_id)
     of_group = joined.join(groups, groups.c.id == rollouts.c.group_id).where(groups.c.id == group_id)
-    query = of_group.where(rewards.c.unit == "rollout", rewards.c.channel == "reward")
+    query = of_group.where(rewards.c.unit == "rollout", rewards.c.channel == channel)
     return [
         float(value) for value in conn.execute(query.order_by(rollouts.c.slot, rollouts.c.attempt)).scalars()
     ]

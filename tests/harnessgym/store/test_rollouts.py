@@ -324,3 +324,40 @@ def test_a_missing_reward_is_an_error_and_not_zero(world):
     (complete,) = world.complete()
     assert [member.reward for member in complete.members] == [1.0, 0.0]
     assert world.store.read(lambda conn: rollouts.rewards_of(conn, world.run, "train")) == [1.0, 0.0]
+
+
+def test_what_is_trained_on_is_the_total_where_there_is_one(world):
+    for purpose in ("train", "after_sampled"):
+        world.submit(3, purpose)
+    for row in world.claim():
+        verdict = "tampered" if row.slot == 2 else "valid"
+        graded, total = (1.0, -0.5 * row.slot) if verdict == "valid" else (0.0, 0.0)
+        summed = RewardRow(row.id, "rollout", row.id, "total", total, "weights")
+        outcome = RolloutOutcome(row.id, StopReason.FINISHED, verdict, {"reward": graded}, scores=(summed,))
+        assert world.store.write(lambda conn, outcome=outcome: rollouts.finish(conn, outcome))
+    (trained,), (evaluated,) = world.complete(), world.complete("after_sampled")
+    assert [member.reward for member in trained.members] == [
+        0.0,
+        -0.5,
+        -0.5,
+    ]  # tampering is no way around a penalty
+    assert [member.success for member in trained.members] == [1.0, 1.0, 0.0]
+    assert [member.reward for member in evaluated.members] == [1.0, 1.0, 0.0]
+    assert world.store.read(lambda conn: rollouts.rewards_of(conn, world.run, "after_sampled", "total")) == [
+        0.0,
+        -0.5,
+        0.0,
+    ]
+
+
+def test_a_total_that_only_some_have_is_an_error(world):
+    world.submit(2)
+    first, second = world.claim()
+    world.finish(second)
+    summed = RewardRow(first.id, "rollout", first.id, "total", 0.5, "weights")
+    outcome = RolloutOutcome(first.id, StopReason.FINISHED, "valid", {"reward": 1.0}, scores=(summed,))
+    world.store.write(lambda conn: rollouts.finish(conn, outcome))
+    with pytest.raises(
+        StoreError, match=f"Rollout {second.id} finished without a reward under the channel 'total'"
+    ):
+        world.complete()
