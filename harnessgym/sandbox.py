@@ -107,6 +107,14 @@ class Prewarm:
     """Interpreter that has the harness installed; empty is the one HarnessGym runs in."""
 
 
+_SIGKILL = 9
+_LAST = 4_096
+"""Bytes at the end of a failed program's output in which it is taken to have said why."""
+_NO_MEMORY = (b"MemoryError", b"Cannot allocate memory", b"bad_alloc", b"out of memory", b"OutOfMemory")
+_WHOLE_S = 10.0
+"""From here on seconds are shown without a fraction."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExecResult:
     """How a command ended. Reaching a limit is a result, not an error."""
@@ -127,6 +135,30 @@ class ExecResult:
     def ok(self) -> bool:
         """Whether the command ended by itself with exit code 0."""
         return self.exit_code == 0 and not self.timed_out
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether a command that failed seems to have had too little memory."""
+        # A limit on a whole sandbox ends in SIGKILL; a limit on one process is an error that the program reports.
+        last = self.stderr[-_LAST:] + self.stdout[-_LAST:]
+        return not self.ok and (self.signal == _SIGKILL or any(words in last for words in _NO_MEMORY))
+
+    @property
+    def ending(self) -> str:
+        """How the command ended: `exit status 1`, `killed by signal 9`, `timed out after 60 s`."""
+        if self.timed_out:
+            return f"timed out after {self.wall_s:.{0 if self.wall_s >= _WHOLE_S else 1}f} s"
+        if self.signal is not None:
+            return f"killed by signal {self.signal}"
+        return f"exit status {self.exit_code}" + (" (out of memory)" if self.out_of_memory else "")
+
+    def last_output(self, most: int = 1_000) -> str:
+        """The last bytes of stderr, or of stdout if stderr is empty; `no output` if both are."""
+        return (self.stderr or self.stdout)[-most:].decode(errors="replace").strip() or "no output"
+
+    def describe(self, most: int = 1_000) -> str:
+        """How the command ended and the last bytes of its output: `exit status 1: No such file`."""
+        return f"{self.ending}: {self.last_output(most)}"
 
 
 OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from environments.setup_tasks.search import Search, Shipped, modules_below
 from harnessgym.errors import TaskError
-from harnessgym.grading.check import Check, CheckContext, CheckOutcome, ending
+from harnessgym.grading.check import Check, CheckContext, CheckOutcome
 from harnessgym.grading.differential.probe import Probe, probe
 
 _REPO = "repo"
@@ -78,7 +78,7 @@ class Works(Check):
             run = await probe(sandbox, program, job, self.timeout_s, env=env, cwd=_REPO)
         if not run.began:
             raise TaskError(
-                f"{bench.where}: the program did not start: {ending(run.result)}. The image needs python3."
+                f"{bench.where}: the program did not start: {run.result.describe()}. The image needs python3."
             )
         return self._counted(run, problems, broken)
 
@@ -111,7 +111,9 @@ class Works(Check):
             asked = await sandbox.exec(["sh", "-c", _ASK, "sh", *self.variables], timeout_s=self.timeout_s)
         home, *values = asked.stdout.decode(errors="replace").split("\0")
         if not home.startswith("/"):
-            raise TaskError(f"{bench.where}: the shell did not start: {ending(asked)}. The image needs sh.")
+            raise TaskError(
+                f"{bench.where}: the shell did not start: {asked.describe()}. The image needs sh."
+            )
         given = {
             name: value
             for name, value in zip(names, values, strict=False)

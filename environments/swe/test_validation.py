@@ -16,7 +16,6 @@ from typing import Any
 from environments.swe.clock import clocked
 from environments.swe.tree import Tree
 from harnessgym.errors import TaskError
-from harnessgym.grading.check import ending
 from harnessgym.grading.pytest_report import PytestReport
 from harnessgym.sandbox import Sandbox
 from harnessgym.task import Limits
@@ -91,10 +90,10 @@ class FaultBench:
         lines, facts = _facts(result.stdout, nonce)
         report = PytestReport.parse(lines, nonce)
         if not report.began and not result.timed_out:
-            raise TaskError(f"{tree.package.name}: pytest did not start: {ending(result)}.")
+            raise TaskError(f"{tree.package.name}: pytest did not start: {result.describe()}.")
         stopped = result.timed_out or report.ended not in ("0", "1")
         others = frozenset(report.collected) - report.passed
-        ended = ending(result)[-300:] if stopped or report.foreign else ""
+        ended = result.describe(300) if stopped or report.foreign else ""
         return PytestRun(report.passed, others, tuple(report.uncollected), facts, result.wall_s, ended)
 
     async def pristine(self) -> "Stable":

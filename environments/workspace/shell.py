@@ -128,8 +128,8 @@ class ResidentShell:
             raise SandboxError(
                 f"The runner of a sandbox's commands was not heard of within {self._start_s:g} s."
             )
-        said = self._running.result().stderr.decode(errors="replace").strip()
-        raise SandboxError(f"The runner of a sandbox's commands ended at once: {said or 'no word'}.")
+        result = self._running.result()
+        raise SandboxError(f"The runner of a sandbox's commands ended at once: {result.describe()}.")
 
     async def run(self, command: str, timeout_s: float) -> CommandOutput:
         """See `Shell.run`. A runner that does not answer as it should was killed or replaced by what it

@@ -102,9 +102,7 @@ class ShimmedSandbox(Around):
             await self.lay_library()
         made = await self.sandbox.exec(["sh", "-c", f"chmod +x {FOLDER}/bin/*"])
         if not made.ok:
-            raise SandboxError(
-                f"Faults cannot be laid into the sandbox: {made.stderr.decode(errors='replace')[-500:]}"
-            )
+            raise SandboxError(f"Faults cannot be laid into the sandbox: {made.describe(500)}.")
         self._laid = True
         return surroundings
 

@@ -118,10 +118,7 @@ async def _run(
 def _check(task: Task, result: ExecResult, what: str) -> None:
     if result.ok:
         return
-    said = result.stderr[-_TAIL:].decode(errors="replace").strip() or "no word"
-    if result.exit_code == 127 or "git: not found" in said:
-        raise TaskError(
-            f"{what} for task {task.id!r}: {said}. The image needs git and the usual shell tools."
-        )
-    how = f"signal {result.signal}" if result.signal is not None else f"exit status {result.exit_code}"
-    raise SandboxError(f"{what} for task {task.id!r} ({how}): {said}.")
+    problem = f"{what} for task {task.id!r}: {result.describe(_TAIL)}."
+    if result.exit_code == 127 or b"git: not found" in result.stderr:
+        raise TaskError(f"{problem} The image needs git and the usual shell tools.")
+    raise SandboxError(problem)

@@ -17,11 +17,8 @@ from harnessgym.errors import ConfigError, TaskError
 from harnessgym.grading.outcome import CheckOutcome
 from harnessgym.grading.verifier import Opener
 from harnessgym.registry import load, names
-from harnessgym.sandbox import ExecResult
 
-__all__ = ["Check", "CheckContext", "CheckOutcome", "ending", "read_checks"]
-_TAIL = 1_000
-"""Bytes of a command's output that evidence keeps."""
+__all__ = ["Check", "CheckContext", "CheckOutcome", "read_checks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +76,3 @@ def read_checks(raw: Sequence[Any], files: Collection[str], where: str) -> tuple
     if not checks:
         raise TaskError(f"{where}: tests: there are none, so nothing could be graded. Add a [[tests]] table.")
     return tuple(checks)
-
-
-def ending(result: ExecResult) -> str:
-    """How a command ended, in words, with the end of what it said."""
-    if result.timed_out:
-        how = f"killed after {result.wall_s:.1f} s"
-    else:
-        how = f"signal {result.signal}" if result.signal is not None else f"exit status {result.exit_code}"
-    tail = (result.stderr or result.stdout)[-_TAIL:].decode(errors="replace").strip()
-    return f"{how}; last output: {tail or '(none)'}"

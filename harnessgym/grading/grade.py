@@ -22,7 +22,6 @@ from typing import Any
 import anyio.to_thread
 
 from harnessgym.errors import HarnessGymError, TaskError
-from harnessgym.grading.check import ending
 from harnessgym.grading.upload import LeftBehind, holding, warn_left_behind
 from harnessgym.grading.verifier import Opener, Verifier
 from harnessgym.registry import load
@@ -145,7 +144,7 @@ async def _run(hook: Hook, sandbox: Sandbox) -> str:
     """Runs a hook where the agent was; how it failed, or an empty string."""
     user = "root" if hook.root and Capability.ROOT in sandbox.capabilities else None
     done = await sandbox.exec(hook.argv, user=user, timeout_s=hook.timeout_s)
-    return "" if done.ok else f"{' '.join(hook.argv)[:200]}: {ending(done)}"
+    return "" if done.ok else f"{' '.join(hook.argv)[:200]}: {done.describe()}"
 
 
 async def _ask(task: Task, folder: Path, place: Opener) -> Grade:

@@ -56,9 +56,8 @@ async def lay(folder: Path, sandbox: Sandbox) -> None:
     archive = await anyio.to_thread.run_sync(_archive, folder, rest)
     result = await sandbox.exec(["tar", "-xof", "-"], stdin=archive, timeout_s=_TIMEOUT_S)
     if not result.ok:
-        said = result.stderr[-500:].decode(errors="replace").strip()
         raise SandboxError(
-            f"Links and empty folders could not be made in the grading sandbox: {said or 'no word'}. The "
+            f"Links and empty folders could not be made in the grading sandbox: {result.describe(500)}. The "
             "image needs tar."
         )
 
@@ -97,9 +96,8 @@ async def lay_links(left_out: Sequence[str], sandbox: Sandbox) -> None:
         ["sh", "-ec", _LAY_LINKS, "links", SET_ASIDE], stdin=named, user="root", timeout_s=_TIMEOUT_S
     )
     if not done.ok:
-        said = done.stderr[-500:].decode(errors="replace").strip()
         raise SandboxError(
-            f"Links of the image could not be laid into the grading sandbox: {said or 'no word'}."
+            f"Links of the image could not be laid into the grading sandbox: {done.describe(500)}."
         )
 
 

@@ -213,8 +213,6 @@ _BY_LIMIT: Mapping[str, Cause] = {
 }
 """By what the proxy calls them, the first that was met."""
 _NO_SPACE = b"No space left on device"
-_NO_MEMORY = (b"MemoryError", b"Cannot allocate memory", b"bad_alloc", b"out of memory", b"OutOfMemory")
-_KILLED = 9
 _LAST = 4_096
 """Bytes of output in which a program that failed is taken to have said why."""
 
@@ -258,10 +256,10 @@ def _of_crash(result: ExecResult) -> Cause:
     """Out of memory, out of disk, or an error of its own. All three are the agent's affair: only the name
     differs.
     """
-    said = result.stderr[-_LAST:] + result.stdout[-_LAST:]
-    if result.signal == _KILLED or any(words in said for words in _NO_MEMORY):
+    if result.out_of_memory:
         return Cause.MEMORY_LIMIT
-    return Cause.DISK_LIMIT if _NO_SPACE in said else Cause.HARNESS_ERROR
+    last_output = result.stderr[-_LAST:] + result.stdout[-_LAST:]
+    return Cause.DISK_LIMIT if _NO_SPACE in last_output else Cause.HARNESS_ERROR
 
 
 def cause_of_stop(reason: StopReason) -> Cause | None:

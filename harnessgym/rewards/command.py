@@ -55,9 +55,7 @@ class CommandReward:
             await record.sandbox.write(path, text.encode())
         result = await record.sandbox.exec(self._settings.argv, timeout_s=self._settings.timeout_s)
         if not result.ok:
-            how = "took too long" if result.timed_out else f"ended with status {result.exit_code}"
-            tail = (result.stderr or result.stdout)[-_TAIL:].decode(errors="replace").strip()
-            raise RewardError(f"`{' '.join(self._settings.argv)}` {how}: {tail or 'it printed nothing'}")
+            raise RewardError(f"`{' '.join(self._settings.argv)}` failed: {result.describe(_TAIL)}")
         return scores_of(result.stdout.decode(errors="replace"), self._settings.channel)
 
 

@@ -365,15 +365,11 @@ def _refused(error: BaseException) -> str:
 
 
 def described(result: ExecResult) -> str:
-    """How a command ended, and what it said last."""
-    how = f"signal {result.signal}" if result.signal is not None else f"exit status {result.exit_code}"
-    if result.timed_out:
-        how = "killed at its wall-clock limit"
-    tail = (result.stderr or result.stdout)[-_TAIL:].decode(errors="replace").strip()
-    flood = (
-        " Output beyond the limit was dropped." if result.stdout_truncated or result.stderr_truncated else ""
-    )
-    return f"It ended after {result.wall_s:.1f} s: {how}.{flood} Its last output:\n{tail or '(none)'}"
+    """How a harness ended, and its last output."""
+    ending = result.ending if result.timed_out else f"{result.ending} after {result.wall_s:.1f} s"
+    flooded = result.stdout_truncated or result.stderr_truncated
+    dropped = " Output beyond the limit was dropped." if flooded else ""
+    return f"It ended: {ending}.{dropped} Its last output:\n{result.last_output(_TAIL)}"
 
 
 def _sampling(row: RolloutRow) -> dict[str, Any]:

@@ -3,17 +3,17 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from harnessgym.errors import SandboxError
 from harnessgym.sandbox import (
     Equipment,
+    ExecOptions,
     ExecResult,
     OnOutput,
     Outside,
-    Prewarm,
     Serving,
     Snapshot,
     Stats,
@@ -24,7 +24,7 @@ from harnessgym.sandboxes.archive import unpack
 from harnessgym.sandboxes.collecting import Collected, export_with
 from harnessgym.sandboxes.containers import HOME, WORKSPACE, Container
 from harnessgym.sandboxes.folders import folder_of, outermost
-from harnessgym.sandboxes.local_sandbox import through
+from harnessgym.sandboxes.local_sandbox import awaited, bounds, refuse_empty, refuse_unwarmable, through
 from harnessgym.sandboxes.meter import Meter
 from harnessgym.sandboxes.relay import RelayListener, SandboxRelay
 from harnessgym.sandboxes.workspace import Workspace
@@ -66,48 +66,31 @@ class DockerSandbox:
         """The agent's process on this machine; 0 where it cannot be told."""
         return self._container.inside.pid
 
-    async def exec(
-        self,
-        cmd: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str = ".",
-        user: str | None = None,
-        stdin: bytes | None = None,
-        timeout_s: float | None = None,
-        max_output: int | None = None,
-        prewarm: Prewarm | None = None,
-        readable: Sequence[str] = (),
-        on_output: OnOutput | None = None,
-        outside: Outside | None = None,
-    ) -> ExecResult:
+    async def exec(self, cmd: Sequence[str], **options: Unpack[ExecOptions]) -> ExecResult:
         """See `Sandbox.exec`."""
-        if not cmd:
-            raise SandboxError("A sandbox was asked to run an empty command.")
-        if prewarm is not None:
-            _check_python(cmd)
-        self._check_readable(readable)
-        uid = self._uid(user)
+        refuse_empty(cmd)
+        if options.get("prewarm") is not None:  # it starts cold, but it must be one that could be warmed
+            refuse_unwarmable(cmd, is_python=Path(cmd[0]).name in _PYTHONS)
+        self._check_readable(options.get("readable", ()))
+        uid = self._uid(options.get("user"))
+        outside = options.get("outside")
+        timeout_s, most = bounds(options, self._limits)
         order = ExecRequest(
             argv=list(cmd),
-            env={**self._env(uid), **(outside.env if outside else {}), **(env or {})},
-            cwd=os.path.normpath(os.path.join(WORKSPACE, cwd)),
+            env={**self._env(uid), **(outside.env if outside else {}), **(options.get("env") or {})},
+            cwd=os.path.normpath(os.path.join(WORKSPACE, options.get("cwd", "."))),
             user=uid,
-            timeout_s=self._limits.wall_s if timeout_s is None else timeout_s,
+            timeout_s=timeout_s,
             file_bytes=self._backend.options.file_mb * _MIB,
             programs=_programs(cmd[0]),
         )
-        kept = self._limits.output_bytes if max_output is None else max_output
         owner = uid if os.getuid() == 0 else None
-        run = asyncio.create_task(self._run(order, stdin, kept, on_output, owner, outside))
+        run = asyncio.create_task(
+            self._run(order, options.get("stdin"), most, options.get("on_output"), owner, outside)
+        )
         self._running.add(run)
         run.add_done_callback(self._running.discard)
-        try:
-            return await asyncio.shield(run)
-        except asyncio.CancelledError:
-            run.cancel()
-            await asyncio.gather(run, return_exceptions=True)
-            raise
+        return await awaited(run)
 
     async def read(self, path: str) -> bytes:
         """See `Sandbox.read`."""
@@ -291,13 +274,3 @@ def _home_of_root(container: Container) -> str:
 def _programs(program: str) -> tuple[str, ...]:
     """What to start for a program's name: `python` is what the image has of it."""
     return (program, *(each for each in _PYTHONS if each != program)) if program in _PYTHONS else (program,)
-
-
-def _check_python(cmd: Sequence[str]) -> None:
-    """Without a warmed interpreter a Python command starts cold, but it must be one."""
-    if Path(cmd[0]).name not in _PYTHONS:
-        raise SandboxError(f"Only a Python command can be prewarmed, not {cmd[0]!r}. Start it with `python`.")
-    if len(cmd) < (3 if list(cmd[1:2]) == ["-m"] else 2):
-        raise SandboxError(
-            "A prewarmed command must name its program: `python program.py` or `python -m module`."
-        )

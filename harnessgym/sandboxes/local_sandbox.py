@@ -6,14 +6,14 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from harnessgym.errors import SandboxError
 from harnessgym.sandbox import (
     Capability,
     Equipment,
+    ExecOptions,
     ExecResult,
-    OnOutput,
     Outside,
     Prewarm,
     Serving,
@@ -54,6 +54,43 @@ async def through(work: asyncio.Task[T]) -> T:
         raise
 
 
+async def awaited(run: asyncio.Task[T]) -> T:
+    """Awaits a command. When we are cancelled, it is cancelled too, and waited for."""
+    try:
+        return await asyncio.shield(run)
+    except asyncio.CancelledError:
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+        raise
+
+
+def bounds(options: ExecOptions, limits: Limits) -> tuple[float, int]:
+    """Seconds and bytes of each stream that a command may have: its own, else those of the sandbox."""
+    timeout_s, most = options.get("timeout_s"), options.get("max_output")
+    return (
+        limits.wall_s if timeout_s is None else timeout_s,
+        limits.output_bytes if most is None else most,
+    )
+
+
+def refuse_empty(cmd: Sequence[str]) -> None:
+    """Raises SandboxError for a command without a program."""
+    if not cmd:
+        raise SandboxError("A sandbox was asked to run an empty command.")
+
+
+def refuse_unwarmable(argv: Sequence[str], *, is_python: bool) -> None:
+    """Raises SandboxError for a prewarmed command that is not `python program ...` or `python -m module ...`."""
+    if not is_python:
+        raise SandboxError(
+            f"Only a Python command can be prewarmed, not {argv[0]!r}. Start it with `python`."
+        )
+    if len(argv) < (3 if list(argv[1:2]) == ["-m"] else 2):
+        raise SandboxError(
+            "A prewarmed command must name its program: `python program.py` or `python -m module`."
+        )
+
+
 class LocalSandbox:
     """See `harnessgym.sandbox.Sandbox`. `on_output` is called on the event loop."""
 
@@ -71,47 +108,30 @@ class LocalSandbox:
         self.proxy_url = backend.proxy_url if equipment.proxy else ""
         self.workspace = folder / "workspace"
 
-    async def exec(
-        self,
-        cmd: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str = ".",
-        user: str | None = None,
-        stdin: bytes | None = None,
-        timeout_s: float | None = None,
-        max_output: int | None = None,
-        prewarm: Prewarm | None = None,
-        readable: Sequence[str] = (),
-        on_output: OnOutput | None = None,
-        outside: Outside | None = None,
-    ) -> ExecResult:
+    async def exec(self, cmd: Sequence[str], **options: Unpack[ExecOptions]) -> ExecResult:
         """See `Sandbox.exec`."""
-        if user == "root":
+        prewarm = options.get("prewarm")
+        outside = options.get("outside")
+        if options.get("user") == "root":
             require(self.capabilities, frozenset({Capability.ROOT}))
         if outside is not None:
             require(self.capabilities, frozenset({Capability.HOSTS}))
-        if not cmd:
-            raise SandboxError("A sandbox was asked to run an empty command.")
+        refuse_empty(cmd)
         self._must_be_open()
         kind = prewarm or Prewarm()
-        everything = tuple(sorted({*self._equipment.readable, *readable}))
-        time_s = self._limits.wall_s if timeout_s is None else timeout_s
-        own = {**(outside.env if outside is not None else {}), **(env or {})}
-        order = self._order(interpreter(cmd, kind.python), own, cwd, prewarm, time_s)
+        everything = tuple(sorted({*self._equipment.readable, *options.get("readable", ())}))
+        time_s, most = bounds(options, self._limits)
+        own = {**(outside.env if outside is not None else {}), **(options.get("env") or {})}
+        order = self._order(interpreter(cmd, kind.python), own, options.get("cwd", "."), prewarm, time_s)
         order = self._backend.confine(order, self.workspace, everything, self._port(outside), kind.python)
-        most = self._limits.output_bytes if max_output is None else max_output
+        on_output = options.get("on_output")
         output = Output("stdout", most, on_output), Output("stderr", most, on_output)
         held = ForkedRun()
+        stdin = options.get("stdin")
         run = asyncio.create_task(self._run((kind, everything), order, stdin, time_s, output, held, outside))
         self._running[run] = held
         run.add_done_callback(self._ended)
-        try:
-            return await asyncio.shield(run)
-        except asyncio.CancelledError:
-            run.cancel()
-            await asyncio.gather(run, return_exceptions=True)
-            raise
+        return await awaited(run)
 
     async def read(self, path: str) -> bytes:
         """See `Sandbox.read`."""
@@ -208,14 +228,8 @@ class LocalSandbox:
     def _order(
         self, argv: list[str], env: Mapping[str, str], cwd: str, prewarm: Prewarm | None, timeout_s: float
     ) -> ForkOrder:
-        if prewarm is not None and argv[0] not in (prewarm.python or interpreter(["python"], "")):
-            raise SandboxError(
-                f"Only a Python command can be prewarmed, not {argv[0]!r}. Start it with `python`."
-            )
-        if prewarm is not None and len(argv) < (3 if argv[1:2] == ["-m"] else 2):
-            raise SandboxError(
-                "A prewarmed command must name its program: `python program.py` or `python -m module`."
-            )
+        if prewarm is not None:
+            refuse_unwarmable(argv, is_python=argv[:1] == interpreter(["python"], prewarm.python))
         limits = self._limits
         return ForkOrder(
             argv=argv,

@@ -25,17 +25,13 @@ async def set_up(setup: Setup, sandbox: Sandbox, where: str) -> None:
         left -= result.wall_s
         if result.ok:
             continue
-        how = (
-            f"ended with status {result.exit_code}"
-            if result.signal is None
-            else f"ended by signal {result.signal}"
-        )
-        if result.timed_out:
-            how = f"was not done within the {setup.timeout_s:.0f} s that setup may take"
-        tail = (result.stderr or result.stdout)[-_SETUP_TAIL:].decode(errors="replace").strip()
+        ending = result.ending
+        if result.timed_out:  # the limit is for all commands together
+            ending = f"it did not end within the {setup.timeout_s:.0f} s that setup may take"
         raise RolloutFailed(
             Cause.SETUP_FAILED,
-            f"The setup command `{' '.join(command)}` of {where} {how}. Its last output:\n{tail or '(none)'}",
+            f"The setup command `{' '.join(command)}` of {where} failed: {ending}. Its last output:\n"
+            f"{result.last_output(_SETUP_TAIL)}",
         )
 
 
@@ -72,11 +68,10 @@ async def _lay_home(task: Task, sandbox: Sandbox) -> None:
     """Root alone can read what the image had there; the copy belongs to the agent's user."""
     done = await sandbox.exec(["sh", "-ec", _LAY_HOME, "home", SET_ASIDE], user="root", timeout_s=_HOME_S)
     if not done.ok:
-        said = done.stderr[-_TAIL:].decode(errors="replace").strip()
         raise TaskError(
             f"What the image of task {task.id!r} has at {task.home} could not be laid into the workspace "
             f"(limits: {task.limits.disk_mb} MB of disk, {task.limits.memory_mb} MB of memory with it): "
-            f"{said or 'no word'}."
+            f"{done.describe(_TAIL)}."
         )
 
 
@@ -92,5 +87,4 @@ async def solve(task: Task, sandbox: Sandbox) -> None:
     for command in solution.run:
         done = await sandbox.exec(command, timeout_s=max(_LEAST_S, task.limits.wall_s))
         if not done.ok:
-            said = done.stderr[-500:].decode(errors="replace").strip() or f"exit code {done.exit_code}"
-            raise TaskError(f"The gold command {' '.join(command)[:200]!r} failed: {said}.")
+            raise TaskError(f"The gold command {' '.join(command)[:200]!r} failed: {done.describe(_TAIL)}.")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
-from harnessgym.sandbox import ExecResult, Sandbox
+from harnessgym.sandbox import Sandbox
 
 _WELCOME = """\
 Each line is run by sh in the agent's sandbox; the folder is kept from line to line, variables are not. There is no terminal
@@ -44,7 +44,7 @@ class Command:
         )
         self.output = done.stdout + done.stderr
         if not self._quiet and not done.ok:
-            sys.stderr.write(f"[{ended(done)}]\n")
+            sys.stderr.write(f"[{done.ending}]\n")
 
 
 class Lines:
@@ -81,7 +81,7 @@ class Lines:
         if marked:
             self._folder = folder.strip().decode(errors="replace") or "."
         if not done.ok:
-            sys.stderr.write(f"[{ended(done)}]\n")
+            sys.stderr.write(f"[{done.ending}]\n")
 
 
 class _Shown:
@@ -106,13 +106,6 @@ class _Shown:
         """Shows the rest."""
         rest = self._held.rpartition(b"\n" + self._mark)[0] if self._mark in self._held else self._held
         _show("stdout", rest if not rest or rest.endswith(b"\n") else rest + b"\n")
-
-
-def ended(result: ExecResult) -> str:
-    """How a command ended, in words."""
-    if result.timed_out:
-        return f"killed after {result.wall_s:.0f} s"
-    return f"signal {result.signal}" if result.signal is not None else f"exit status {result.exit_code}"
 
 
 def _show(stream: Literal["stdout", "stderr"], data: bytes) -> None:

@@ -94,15 +94,7 @@ async def _attack(sandbox: Sandbox, attack: Attack, task: Task) -> str:
         done = await sandbox.exec(attack.argv, timeout_s=min(attack.timeout_s, task.limits.wall_s))
     except SandboxError as error:
         return f"the sandbox broke: {error}"
-    how = (
-        "timeout"
-        if done.timed_out
-        else f"signal {done.signal}"
-        if done.signal is not None
-        else f"exit code {done.exit_code}"
-    )
-    said = done.stderr[-300:].decode(errors="replace").strip()
-    return f"{how}: {said}" if said else how
+    return done.describe(300)
 
 
 async def _text(sandbox: Sandbox, path: str) -> str:

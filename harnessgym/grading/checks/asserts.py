@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from harnessgym.errors import TaskError
-from harnessgym.grading.check import Check, CheckContext, CheckOutcome, ending
+from harnessgym.grading.check import Check, CheckContext, CheckOutcome
 from harnessgym.grading.matching import parse_json
 from harnessgym.sandbox import ExecResult
 
@@ -57,7 +57,7 @@ class Asserts(Check):
             return CheckOutcome(False, f"{self.module}.{self.function} cannot be had: {str(missing)[:500]}")
         if None in answers:
             return CheckOutcome(
-                False, f"{answers.count(None)} of {len(calls)} calls were not answered: {ending(result)}"
+                False, f"{answers.count(None)} of {len(calls)} calls were not answered: {result.describe()}"
             )
         return await self._decide(bench, calls, answers)
 
@@ -66,7 +66,7 @@ class Asserts(Check):
         said, result = await self._do(bench, self._asking(bench, [], None))
         told: Mapping[str, Any] = next((line for line in said if "passed" in line or "broken" in line), {})
         if not told.get("passed") or not told["calls"]:
-            why = told.get("broken") or told.get("why") or ("it makes no call" if told else ending(result))
+            why = told.get("broken") or told.get("why") or ("it makes no call" if told else result.describe())
             raise TaskError(
                 f"{bench.where}: the reference {self.reference} does not pass {self.test}: {why}."
             )
@@ -78,7 +78,7 @@ class Asserts(Check):
         told: Mapping[str, Any] = next((line for line in said if "passed" in line), {})
         if not told:
             return CheckOutcome(
-                False, f"the test did not come to its end with these answers: {ending(result)}"
+                False, f"the test did not come to its end with these answers: {result.describe()}"
             )
         made = len(told["calls"])
         passed = bool(told["passed"]) and made == len(calls)
@@ -110,7 +110,7 @@ class Asserts(Check):
         said = [line for line in lines if isinstance(line, dict)]
         if not any("began" in line for line in said) and not result.stdout_truncated:
             raise TaskError(
-                f"{bench.where}: the testing program did not start: {ending(result)}. The image needs "
+                f"{bench.where}: the testing program did not start: {result.describe()}. The image needs "
                 "python3."
             )
         return said, result

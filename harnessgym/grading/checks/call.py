@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from harnessgym.config import Config
 from harnessgym.errors import TaskError
-from harnessgym.grading.check import Check, CheckContext, CheckOutcome, ending
+from harnessgym.grading.check import Check, CheckContext, CheckOutcome
 from harnessgym.grading.matching import parse_json, same
 
 
@@ -72,13 +72,13 @@ class CallCheck(Check):
             return CheckOutcome(False, "the answers pass the limit on output")
         if not any("began" in answer for answer in answers):
             raise TaskError(
-                f"{bench.where}: the calling program did not start: {ending(result)}. The image needs "
+                f"{bench.where}: the calling program did not start: {result.describe()}. The image needs "
                 "python3."
             )
         broken = next((answer["broken"] for answer in answers if "broken" in answer), None)
         if broken is not None:
             return CheckOutcome(False, f"{self.module} cannot be imported: {broken}")
-        return self._compare(answers, "" if result.ok else ending(result))
+        return self._compare(answers, "" if result.ok else result.describe())
 
     def _compare(self, answers: Sequence[Mapping[str, Any]], end: str) -> CheckOutcome:
         by_case: dict[object, Mapping[str, Any]] = {}

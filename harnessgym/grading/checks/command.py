@@ -16,7 +16,7 @@ from typing import Literal
 from pydantic import Field
 
 from harnessgym.errors import TaskError
-from harnessgym.grading.check import Check, CheckContext, CheckOutcome, ending
+from harnessgym.grading.check import Check, CheckContext, CheckOutcome
 from harnessgym.grading.matching import is_number, parse_json
 from harnessgym.sandbox import Capability, ExecResult
 
@@ -63,21 +63,21 @@ class CommandCheck(Check):
             )
         if _STARTED not in result.stderr and not result.stderr_truncated:
             raise TaskError(
-                f"{bench.where}: the script was not started: {ending(result)}. The image needs sh, mktemp "
+                f"{bench.where}: the script was not started: {result.describe()}. The image needs sh, mktemp "
                 "and tar."
             )
         facts = {"root": root}
         if result.timed_out or result.signal is not None:
-            return CheckOutcome(False, f"the script did not end by itself: {ending(result)}", facts=facts)
+            return CheckOutcome(False, f"the script did not end by itself: {result.describe()}", facts=facts)
         if self.result == "exit":
-            return CheckOutcome(result.exit_code == 0, "" if result.ok else ending(result), facts=facts)
+            return CheckOutcome(result.exit_code == 0, "" if result.ok else result.describe(), facts=facts)
         return self._read(result, bench.where, root=root)
 
     def _read(self, result: ExecResult, where: str, *, root: bool) -> CheckOutcome:
         reward = _reward(result)
         if isinstance(reward, str):
             if root:
-                raise TaskError(f"{where}: {self.script} {reward}; {ending(result)}.")
+                raise TaskError(f"{where}: {self.script} {reward}; {result.describe()}.")
             return CheckOutcome(
                 False, reward, tampered=f"The result of {self.script} cannot be: it {reward}."
             )

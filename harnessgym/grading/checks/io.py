@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from harnessgym.config import Config
 from harnessgym.errors import TaskError
-from harnessgym.grading.check import Check, CheckContext, CheckOutcome, ending
+from harnessgym.grading.check import Check, CheckContext, CheckOutcome
 from harnessgym.grading.matching import Match, matches, parse_json
 from harnessgym.sandbox import Sandbox
 
@@ -80,13 +80,13 @@ class Io(Check):
             return
         result = await sandbox.exec(self.probe, timeout_s=self.compile_timeout_s)
         if not result.ok:
-            raise TaskError(f"{where}: the sandbox lacks what the program needs: {ending(result)}.")
+            raise TaskError(f"{where}: the sandbox lacks what the program needs: {result.describe()}.")
 
     async def _compile(self, sandbox: Sandbox) -> str:
         if not self.compile:
             return ""
         result = await sandbox.exec(self.compile, timeout_s=self.compile_timeout_s)
-        return "" if result.ok else f"it does not compile: {ending(result)}"
+        return "" if result.ok else f"it does not compile: {result.describe()}"
 
     async def _try(self, sandbox: Sandbox, case: IoCase) -> tuple[str, bool]:
         """What is wrong, and whether it did not end in its time."""
@@ -96,7 +96,7 @@ class Io(Check):
         result = await sandbox.exec(command, stdin=case.stdin.encode(), timeout_s=self.timeout_s)
         ended = not result.timed_out and result.exit_code is not None
         if not ended or case.exit_code not in (None, result.exit_code):
-            return f"it ended otherwise: {ending(result)}", result.timed_out
+            return f"it ended otherwise: {result.describe()}", result.timed_out
         if case.stdout is None:
             return "", False
         if result.stdout_truncated or not matches(result.stdout, case.stdout, self.match, self.tolerance):

@@ -23,7 +23,7 @@ from typing import Literal
 from pydantic import Field
 
 from harnessgym.errors import TaskError
-from harnessgym.grading.check import Check, CheckContext, CheckOutcome, ending
+from harnessgym.grading.check import Check, CheckContext, CheckOutcome
 from harnessgym.grading.pytest_report import Canaries, PytestReport, count
 
 
@@ -85,15 +85,15 @@ class PytestCheck(Check):
             )
         if not report.began:
             raise TaskError(
-                f"{bench.where}: pytest did not start: {ending(result)}. The image needs python3 with pytest."
+                f"{bench.where}: pytest did not start: {result.describe()}. The image needs python3 with pytest."
             )
         if result.timed_out:
-            return CheckOutcome(False, f"the tests did not end: {ending(result)}")
+            return CheckOutcome(False, f"the tests did not end: {result.describe()}")
         if report.ended is None and result.exit_code != 0:
-            return CheckOutcome(False, f"the code under test ended the run: {ending(result)}")
+            return CheckOutcome(False, f"the code under test ended the run: {result.describe()}")
         if report.ended in ("2", "3") and report.ended == str(result.exit_code):
             return CheckOutcome(
-                False, f"the code under test stopped pytest: {report.uncollected[:1] or ending(result)}"
+                False, f"the code under test stopped pytest: {report.uncollected[:1] or result.describe()}"
             )
         return count(report, self.expect, canaries, result.exit_code)
 

@@ -95,10 +95,7 @@ async def _lay_tests(gold: Path, candidate: Path, sandbox: Sandbox) -> None:
     if names:
         done = await sandbox.exec(["xargs", "-0", "rm", "-rf", "--"], stdin=names, timeout_s=60.0)
         if not done.ok:
-            raise SandboxError(
-                "Test files could not be replaced in a sandbox: "
-                f"{done.stderr[-300:].decode(errors='replace')}."
-            )
+            raise SandboxError(f"Test files could not be replaced in a sandbox: {done.describe(300)}.")
     for path in ours:
         await sandbox.write(path, await anyio.to_thread.run_sync((gold / path).read_bytes))
 

@@ -62,7 +62,7 @@ async def evaluate(
         )
     if not result.stdout_truncated and START not in log and result.exit_code in _NO_SHELL:
         raise TaskError(
-            f"The evaluation script of task {task.id!r} could not be run: {tail.strip() or 'no word'}. It "
+            f"The evaluation script of task {task.id!r} could not be run: {tail.strip() or 'no output'}. It "
             "needs bash."
         )
     reading = read_log(log, parser, nonce, exit_code_decides=exit_code_decides)

@@ -80,10 +80,7 @@ async def _graded(task: Task, sandbox: Sandbox, patch: bytes) -> Grade:
         ["sh", "-c", _LAY, "lay", SET_ASIDE, spec["tests"], _RUN], user="root", timeout_s=_LAY_S
     )
     if not laid.ok:
-        raise TaskError(
-            f"The tests of task {task.id!r} could not be laid: "
-            f"{laid.stderr[-500:].decode(errors='replace').strip()}"
-        )
+        raise TaskError(f"The tests of task {task.id!r} could not be laid: {laid.describe(500)}.")
     found = await evaluate(task, sandbox, _SCRIPT, parser_named(_PARSER), _TIMEOUT_S)
     expected = spec["expected"]
     statuses = found.reading.statuses

@@ -15,7 +15,6 @@ from pydantic import Field
 from harnessgym.config import Config, validate
 from harnessgym.errors import ConfigError, TaskError
 from harnessgym.file_bundle import Bundle
-from harnessgym.grading.check import ending
 from harnessgym.grading.verifiers.reward_files import MAX_BYTES, Kind, ResultFile
 from harnessgym.grading.verifiers.tools import BIN
 from harnessgym.sandbox import Capability, ExecResult, Sandbox
@@ -135,7 +134,7 @@ async def run_script(sandbox: Sandbox, test: VerifierScript, task: Task) -> Scri
         argv, user=user, stdin=tests.archive() if test.laid else None, timeout_s=_STEP_S
     )
     if not laid.ok:
-        raise TaskError(f"{where}: the tests could not be laid into {TESTS}: {ending(laid)}.")
+        raise TaskError(f"{where}: the tests could not be laid into {TESTS}: {laid.describe()}.")
     missing = f"{_OWN}/missing"
     env = {"HOME": f"{_OWN}/home", "HARNESSGYM_MISSING": missing, **test.env}
     runs_as = user if test.root else None
@@ -155,7 +154,7 @@ async def clear(sandbox: Sandbox, test: VerifierScript, where: str) -> None:
     argv = ["sh", "-c", _CLEAR, "sh", _OWN, "yes" if test.laid else ""]
     done = await sandbox.exec(argv, user=user, timeout_s=_STEP_S)
     if not done.ok:
-        raise TaskError(f"{where}: tests and results could not be taken away: {ending(done)}.")
+        raise TaskError(f"{where}: tests and results could not be taken away: {done.describe()}.")
 
 
 async def look(sandbox: Sandbox, path: str) -> ResultFile:
@@ -166,7 +165,7 @@ async def look(sandbox: Sandbox, path: str) -> ResultFile:
         argv, user="root" if root else None, timeout_s=_STEP_S, max_output=MAX_BYTES + 1
     )
     if done.exit_code not in _KINDS or done.timed_out:
-        raise TaskError(f"{path} could not be looked at: {ending(done)}. The image needs sh and head.")
+        raise TaskError(f"{path} could not be looked at: {done.describe()}. The image needs sh and head.")
     kind = _KINDS[done.exit_code]
     return ResultFile(kind, done.stdout if kind == "file" else b"")
 

@@ -158,9 +158,9 @@ async def test_a_command_runs_where_the_harness_ran(record, rollout, sandbox):
         there, "command", argv=["python", "check.py"], files={"check.py": program}, channel="task.answer"
     )
     assert found == [("rollout", rollout, "task.answer", 0.42, "read")]
-    with pytest.raises(RewardError, match="ended with status 3: oh no"):
+    with pytest.raises(RewardError, match="exit status 3: oh no"):
         await scores(there, "command", argv=["sh", "-c", "echo oh no >&2; exit 3"])
-    with pytest.raises(RewardError, match="took too long"):
+    with pytest.raises(RewardError, match="timed out after"):
         await scores(there, "command", argv=["sleep", "30"], timeout_s=0.3)
 
 

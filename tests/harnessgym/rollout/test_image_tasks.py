@@ -201,7 +201,7 @@ async def test_what_cannot_be_is_a_task_error(docker, make_task):
 
 
 async def test_a_setup_that_fails_names_its_task(docker, make_task):
-    with pytest.raises(RolloutFailed, match=r"`false` of task 't' ended with status 1"):
+    with pytest.raises(RolloutFailed, match=r"`false` of task 't' failed: exit status 1"):
         async with furnished(docker, make_task(setup=Setup((("false",),)))):
             pass
 
