@@ -50,7 +50,7 @@ class Answerer:
                     else:
                         await self._sample_at(worker, cast("Upstream", worker.upstream), call, feed)
             except UpstreamLost as error:
-                if not isinstance(error, NoWorker) and worker.row.state == "ready":
+                if not isinstance(error, NoWorker) and worker.row.state not in ("draining", "updating"):
                     call.silence.lost = True
                 attempts = attempts + 1 if len(call.sampled.ids) == before else 1
                 if isinstance(error, NoWorker) or attempts == _ATTEMPTS:

@@ -333,6 +333,7 @@ class WorkerTable:
                 self._cut_off(worker)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _PROBE_MAX_S)
+        log.info("Engine worker %s at %s can have calls again.", worker.row.id, worker.row.address)
         worker.suspect = False
         worker.quiet_since = None
         if worker.load:

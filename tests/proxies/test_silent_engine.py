@@ -24,7 +24,7 @@ from proxies.upstreams.sglang import SglangUpstream
 from proxies.upstreams.vllm import VllmUpstream
 from proxies.workers import NoWorker, WorkerFilter, WorkerTable
 from tests.proxies.conftest import POLICY, MakeWorld, World
-from tests.proxies.engine_process import EngineProcess, continued
+from tests.support.engine_process import EngineProcess, continued
 
 pytestmark = pytest.mark.anyio
 HI = [{"role": "user", "content": "hi"}]
@@ -83,18 +83,30 @@ async def test_an_engine_that_never_answers_is_lost(kind: type[VllmUpstream | Sg
         upstream.close()
 
 
-async def test_a_connection_that_was_good_once_is_not_asked_a_second_time() -> None:
-    """A request that is sent again on another connection would be sampled twice, and waited for twice."""
-    with EngineProcess() as engine:
-        client = HttpClient(engine.address, timeouts=EngineTimeouts(first_token_s=0.3))
-        async with client.request("GET", "/health") as response:
-            await response.body()
-        assert client._idle
-        engine.signal(signal.SIGSTOP)
+async def test_a_silent_engine_is_not_asked_again_on_another_connection() -> None:
+    """Only one that closed a connection which had idled is: else it samples twice, and is waited for twice."""
+    connections = 0
+    closed = asyncio.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+            await reader.read()
+        writer.close()
+        closed.set()
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        client = HttpClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        async with client.request("GET", "/") as response:
+            assert await response.body() == b"ok"
+        client.timeouts = EngineTimeouts(first_token_s=0.5)
         with pytest.raises(UpstreamSilent):
-            async with client.request("GET", "/health"):
-                pass
-        assert not client._idle
+            await client.request("GET", "/").__aenter__()
+        await asyncio.wait_for(closed.wait(), 30)
+        assert (connections, client._idle) == (1, [])
 
 
 @pytest.mark.parametrize(

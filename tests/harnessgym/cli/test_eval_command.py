@@ -20,7 +20,7 @@ from harnessgym.store import TraceStore
 from harnessgym.traces.verification.verify import verify
 from tests.harnessgym.evaluation.published import POLICY, published
 from tests.harnessgym.rollout.tiny import HERE, write_harnesses
-from tests.proxies.engine_process import EngineProcess
+from tests.support.engine_process import EngineProcess
 
 ROOT = Path(__file__).parents[3]
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "160"}
@@ -216,7 +216,7 @@ def test_the_folder_of_something_else_is_left_alone(scripted, tmp_path):
 def test_an_engine_that_is_stopped_in_the_middle_costs_grades_and_no_points(tmp_path):
     (section,) = write_harnesses(tmp_path, ["lists"])
     words = ["--set", f"argv={json.dumps(section['settings']['argv'])}", "--tasks", f"{HERE}:Tiny", "--sandbox", "process",
-             "--split", "train", "--limit", "4", "-n", "1", "--timeout", "6", "--retry", "0", "--max-tokens", "4",
+             "--split", "train", "--limit", "4", "-n", "1", "--timeout", "8", "--retry", "0", "--max-tokens", "4",
              "--folder", tmp_path / "eval"]  # fmt: skip
     with EngineProcess(answers=2) as engine:
         done = run(engine.address, *words)

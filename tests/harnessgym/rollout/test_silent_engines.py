@@ -8,7 +8,7 @@ from sqlalchemy import select
 
 from harnessgym.store.tables import calls, rewards
 from proxies.upstreams.vllm import VllmUpstream
-from tests.proxies.engine_process import EngineProcess
+from tests.support.engine_process import EngineProcess
 
 pytestmark = pytest.mark.anyio
 

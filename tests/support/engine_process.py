@@ -1,7 +1,7 @@
 """An engine as a process of its own, which a test may stop with SIGSTOP: vLLM's protocol, without a model and
 without torch.
 
-    python tests/proxies/engine_process.py FD PAUSE_S ANSWERS POLICY
+    python tests/support/engine_process.py FD PAUSE_S ANSWERS POLICY
 
 It samples the token `TOKENS[n % len(TOKENS)]` as the n-th of a context, one at a time and `PAUSE_S` apart, so
 that an answer does not depend on which engine gives which part of it. With `PAUSE_S` of "inf" it is healthy
