@@ -26,14 +26,28 @@ def draw_curve(metrics: Sequence[dict[str, float]], summary: dict[str, Any], pat
             steps, [line["reward"] for line in metrics], marker=".", label="training reward (temperature 1)"
         )
     ends = [0, max(steps, default=0)]
-    for key, label in (
-        ("success", "held-out success, temperature 1"),
-        ("greedy", "held-out success, greedy"),
+    # Both are often at the same height: a ring and a dot that fits into it are seen either way.
+    for key, label, style in (
+        ("success", "held-out success, temperature 1", {"markersize": 13, "markerfacecolor": "none"}),
+        ("greedy", "held-out success, greedy", {"markersize": 6}),
     ):
         values = [summary[f"{key}_before"], summary[f"{key}_after"]]
         if None not in values:
-            axes.plot(ends, values, marker="o", markersize=8, linestyle="", label=label)
-    axes.set(xlabel="training step (= policy version)", ylabel="success", ylim=(-0.03, 1.03))
+            color = f"C{len(axes.lines)}"
+            axes.plot(
+                ends,
+                values,
+                "o",
+                label=label,
+                color=color,
+                markeredgewidth=2,
+                clip_on=False,
+                zorder=3,
+                **style,
+            )
+    axes.set(xlabel="training step (= policy version)", ylabel="reward" if weighed else "success")
+    if not weighed:
+        axes.set(ylim=(-0.03, 1.03))
     axes.set_title(
         f"η = {summary['eta']}, largest staleness {summary['max_staleness']}, {summary['rollouts']} training "
         "rollouts"

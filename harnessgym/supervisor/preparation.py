@@ -39,8 +39,8 @@ _ADVANTAGE_SETTINGS = "trainers.advantages.estimator:checked_settings"
 
 
 def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> RunFolder:
-    """Make a run's folder, or take up the one that is there. `notify` is told what of its tasks is not as it
-    should be, and which settings of the trainer an algorithm that is not ours may leave unread.
+    """Make a run's folder, or take up the one that is there. `notify` gets a line for each thing that is
+    allowed and probably not meant: tasks that were never checked, settings that have no effect.
 
     Raises `ConfigError`, naming the setting, for what cannot be run, and for a folder that belongs to another
     configuration.
@@ -61,6 +61,12 @@ def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> R
             f"Trainer: HarnessGym's own algorithms read {', '.join(unapplied)}; {config.trainer.algorithm} "
             "may not: leave "
             "them out, or see its documentation."
+        )
+    if config.sampling.max_tokens >= config.engine.max_length:
+        notify(
+            f"Sampling: sampling.max_tokens is {config.sampling.max_tokens} and engine.max_length, which prompt "
+            f"and answer share, {config.engine.max_length}: calls end at the latter. Raise engine.max_length, or "
+            "lower sampling.max_tokens."
         )
     _check_tasks(config, notify)
     for policy in config.all_policies:

@@ -72,7 +72,7 @@ def register(app: typer.Typer) -> None:
         from harnessgym.store.backend import shown
         from harnessgym.store.run_file import import_run
 
-        url = store_url(target)
+        url = store_url(target, new=True)
         with _bar() as update:
             moved = import_run(file, url, update)
         _print(moved, shown(url), as_json)

@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
                 f"There is nothing to import at {file}: name a .json file, a .jsonl file or a folder of "
                 ".json files."
             )
-        with TraceStore.create(store_url(source)) as store, notes().status(f"Reading {file} ..."):
+        with TraceStore.create(store_url(source, new=True)) as store, notes().status(f"Reading {file} ..."):
             made = import_traces(store, file, format, name)
         if as_json:
             print_json({"run_id": made.run_id, "rollouts": made.rollouts, "left_out": made.left_out})

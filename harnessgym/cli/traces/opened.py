@@ -1,5 +1,6 @@
 """From what a command is given to a store and a rollout in it."""
 
+import difflib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +15,11 @@ if TYPE_CHECKING:
 _LATEST = "latest"
 
 
-def store_url(source: str) -> str:
-    """The database URL of a run folder, a database file, or a URL."""
+def store_url(source: str, *, new: bool = False) -> str:
+    """The database URL of a run folder, a database file, or a URL.
+
+    Raises `StoreError` if there is no such folder or file, unless it may be `new`: made by the command.
+    """
     if "://" in source:
         return source
     from harnessgym.run_folder import RunFolder
@@ -23,7 +27,18 @@ def store_url(source: str) -> str:
     folder = RunFolder(Path(source))
     if folder.config_path.is_file():
         return folder.store_url()
+    if not folder.root.exists() and not new:
+        raise StoreError(_nothing_at(folder.root))
     return f"sqlite:///{folder.root / 'traces.db' if folder.root.is_dir() else folder.root}"
+
+
+def _nothing_at(path: Path) -> str:
+    beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, beside, n=1)
+    hint = f"Did you mean {path.parent / close[0]}? " if close else ""
+    return (
+        f"There is no folder or file {path}. {hint}Give a run's folder, a database file, or a database URL."
+    )
 
 
 @contextmanager

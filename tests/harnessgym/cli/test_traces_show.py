@@ -214,3 +214,13 @@ def test_lists_are_filtered(recorded, ask, words, slots):
         (recorded.rollouts[slot], slot) for slot in slots
     ]
     assert ("--limit N" in result.stderr) is ("--limit" in words)
+
+
+def test_a_folder_that_is_not_there_is_named_with_the_one_that_may_be_meant(recorded, ask, tmp_path):
+    (tmp_path / "runs/puzzles").mkdir(parents=True)
+    error = ask("show", tmp_path / "runs/puzles", "latest", status=1).exception
+    assert str(error) == (
+        f"There is no folder or file {tmp_path}/runs/puzles. Did you mean {tmp_path}/runs/puzzles? Give a run's "
+        "folder, a database file, or a database URL."
+    )
+    assert "There is no folder or file" in str(ask("list", tmp_path / "none", status=1).exception)

@@ -292,3 +292,14 @@ def test_settings_of_ppo_are_for_ppo_and_for_algorithms_of_ones_own(algorithm):
 def test_settings_of_ppo_are_refused_with_grpo_whatever_it_is_called(algorithm):
     with pytest.raises(ConfigError, match="the algorithm is grpo: leave it out"):
         config(trainer={"algorithm": algorithm, "ppo": {"epochs": 2}})
+
+
+@pytest.mark.parametrize(("max_tokens", "warned"), [(4_096, True), (512, True), (511, False)])
+def test_calls_that_may_sample_more_than_the_engine_holds_are_warned_of(tmp_path, max_tokens, warned):
+    said = []
+    prepare(
+        config(sampling={"max_tokens": max_tokens}, engine={"max_length": 512}), tmp_path / "run", said.append
+    )
+    lines = [line for line in said if line.startswith("Sampling: ")]
+    words = f"sampling.max_tokens is {max_tokens} and engine.max_length, which prompt and answer share, 512: calls end"
+    assert [words in line for line in lines] == [True] * warned
