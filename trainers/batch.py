@@ -1,8 +1,13 @@
-"""A training batch: complete groups from the store, as rows with advantages."""
+"""A training batch: complete groups from the store, as rows with advantages.
+
+With `filter.steps_kept` below 1 only a group's high-entropy turns are trained (DART; known from third-party
+notes). The entropy of a turn is estimated as the mean of -log mu over the tokens that the policy sampled in it.
+Tokens of the other turns get an advantage of zero: they have no gradient, and no denominator changes.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
@@ -18,66 +23,64 @@ from harnessgym.store.rollouts import GroupRow
 from harnessgym.tokens import FloatArray
 from harnessgym.traces.trajectories import Credit, Row, Trajectory, rows_of
 from trainers.advantages.estimator import Advantages, Estimator, OverBatch, Scored, Value
-from trainers.high_entropy import surest_masked
-from trainers.reward_shuffle import shuffled
 
 
 @dataclass(frozen=True, slots=True)
 class TakenGroup:
-    """A group that a batch is made of."""
+    """A group of a batch."""
 
     id: str
     ordinal: int
     staleness: int
-    """Its oldest token's."""
+    """Staleness of its oldest token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows with their advantages, and what the ledger will say of all that the step consumes."""
+    """Rows with their advantages, and the ledger entries for all that the step consumes."""
 
     groups: tuple[TakenGroup, ...]
     rows: tuple[Row, ...]
-    """Of groups with a signal; the others have no gradient."""
+    """Rows of the groups with a signal; the others have no gradient."""
     advantages: tuple[Value, ...]
     """Per row: a number, or float32 [T]."""
     rewards: tuple[float, ...]
-    """What is trained on, one per rollout of its own groups."""
+    """What is trained on, one per rollout of the groups, without borrowed ones."""
     graded: tuple[float, ...]
-    """The grader's, likewise."""
+    """The grader's rewards of the same rollouts."""
     staleness: int
-    """Oldest token's."""
+    """Staleness of the oldest token."""
     signal: float
-    """Share of groups that teach anything: some trained token has an advantage other than zero."""
+    """Share of groups with a signal, in which some trained token has an advantage other than zero."""
     reduced: int
     """Groups of which not every rollout was graded."""
     off_policy: float
-    """Share of the trained tokens that another version sampled than the step starts from."""
+    """Share of the trained tokens that were not sampled by the version that the step starts from."""
     carried: int
     """Rollouts that more than one version sampled."""
     borrowed: int
-    """Rollouts of other groups among them."""
+    """Rollouts that were borrowed from other groups."""
     trained: tuple[TrainedRollout, ...]
     excluded: tuple[ExcludedTokens, ...]
 
     @property
     def group_ids(self) -> tuple[str, ...]:
-        """Of all groups that the step consumes."""
+        """Ids of all groups that the step consumes."""
         return tuple(item.id for item in self.groups)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedGroup:
-    """A group with its rows read."""
+    """A group with its rows."""
 
     group: GroupRow
     rows: tuple[tuple[Row, ...], ...]
     """Per member."""
     excluded: tuple[ExcludedTokens, ...]
     credit: tuple[Credit, ...] = ()
-    """Per member; none where nothing but its reward is known."""
+    """Per member; empty if only the members' rewards are known."""
     borrowed: int = 0
-    """Of the members, the last ones, those that are another group's (`trainers.success_pool`)."""
+    """How many of the members, at the end, come from other groups (`trainers.replay.SuccessPool`)."""
 
     @property
     def scored(self) -> tuple[Scored, ...]:
@@ -108,39 +111,37 @@ class LoadedGroup:
 
     @property
     def signal(self) -> bool:
-        """Whether its rewards differ. With an estimator that looks at more, equal ones may teach too: see
-        `gives_signal`.
-        """
+        """Whether its rewards differ. Some estimators find a signal in equal rewards, too: see `gives_signal`."""
         return len(set(self.rewards.tolist())) > 1
 
     def staleness(self, version: int, chain: VersionChain) -> int:
-        """Of its oldest token, if trained in a step from `version`."""
+        """Staleness of its oldest token in a step from `version`."""
         return chain.oldest(version, (row.versions for rows in self.rows for row in rows))
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPart:
-    """What one group brings to a batch."""
+    """One group's part of a batch."""
 
     group: LoadedGroup
     rewards: tuple[float, ...]
-    """Of its own members."""
+    """What its members are trained on, without borrowed ones."""
     graded: tuple[float, ...]
-    """The grader's, likewise."""
+    """The grader's rewards of the same members."""
     signal: bool
     rows: tuple[Row, ...]
-    """None without a signal, and none of rollouts that the estimator drops."""
+    """Empty without a signal; without the rows of rollouts that the estimator drops."""
     advantages: tuple[Value, ...]
     """One per row."""
     trained: tuple[TrainedRollout, ...]
     off_policy: int
-    """Trained tokens that another version sampled than the step starts from."""
+    """Trained tokens that were not sampled by the version that the step starts from."""
     carried: int
     """Rollouts that more than one version sampled."""
 
     @property
     def taken(self) -> TakenGroup:
-        """The group, as the batch names it."""
+        """The group as it is listed in the batch."""
         group = self.group.group
         return TakenGroup(
             group.id, group.ordinal, max((entry.max_staleness for entry in self.trained), default=0)
@@ -149,22 +150,22 @@ class GroupPart:
 
 def load_group(store: TraceStore, group: GroupRow) -> LoadedGroup:
     """Read a complete group's rows."""
-    found = [
+    trajectories = [
         store.read(partial(rows_of, rollout_id=member.rollout_id, group_id=group.id))
         for member in group.members
     ]
-    return loaded(group, found)
+    return loaded(group, trajectories)
 
 
-def loaded(group: GroupRow, found: Sequence[Trajectory]) -> LoadedGroup:
-    """A group with what was read of its members, in their order."""
+def loaded(group: GroupRow, trajectories: Sequence[Trajectory]) -> LoadedGroup:
+    """A group with its members' trajectories, in their order."""
     excluded = [
         ExcludedTokens(member.rollout_id, item.call_id, item.start, item.end, item.reason)
-        for member, trajectory in zip(group.members, found, strict=True)
+        for member, trajectory in zip(group.members, trajectories, strict=True)
         for item in trajectory.exclusions
     ]
-    rows = tuple(item.rows for item in found)
-    credit = tuple(item.credit for item in found)
+    rows = tuple(item.rows for item in trajectories)
+    credit = tuple(item.credit for item in trajectories)
     return LoadedGroup(group, rows, tuple(excluded), credit)
 
 
@@ -178,36 +179,38 @@ def make_batch(
 ) -> Batch:
     """Join groups for a step from `version`.
 
-    `shuffle` permutes the rewards over all rollouts first: the control in which nothing can be learnt.
-    `steps_kept` is `share_of`'s.
+    `shuffle` permutes the rewards over all rollouts first: the control experiment, in which nothing can be
+    learnt. `steps_kept` is passed to `group_part`.
     """
     if shuffle is not None:
         groups = shuffled(groups, shuffle)
-    found = [estimator(group.scored) for group in groups]
+    advantages = [estimator(group.scored) for group in groups]
     if isinstance(estimator, OverBatch):
-        found = estimator.over_batch(found)
+        advantages = estimator.over_batch(advantages)
     return join(
-        [share_of(group, own, version, chain, steps_kept) for group, own in zip(groups, found, strict=True)]
+        [
+            group_part(group, own, version, chain, steps_kept)
+            for group, own in zip(groups, advantages, strict=True)
+        ]
     )
 
 
 def gives_signal(estimator: Estimator, group: LoadedGroup) -> bool:
-    """Whether a group teaches anything, as its estimator sees it."""
-    return _teaches(group, estimator(group.scored))
+    """Whether the estimator gives any trained token of the group an advantage other than zero."""
+    return _has_signal(group, estimator(group.scored))
 
 
-def share_of(
+def group_part(
     group: LoadedGroup, advantages: Advantages, version: int, chain: VersionChain, steps_kept: float = 1.0
 ) -> GroupPart:
     """A group's part in a step from `version`, with these advantages.
 
-    If they are zero for all tokens it teaches nothing: its rows are left out of the step and of its means (as
-    in DAPO, arXiv 2503.14476), and so are those of a rollout that is dropped. The ledger counts both as
-    trained with advantage zero. With `steps_kept` below 1 the other turns of a group that teaches have
-    advantage zero too, and count in every mean (`trainers.high_entropy`). Raises `TrainerError` for
-    advantages that are not finite.
+    If they are zero for all tokens, the group's rows are left out of the step and its means (as in DAPO, arXiv
+    2503.14476), and so are those of a dropped rollout. The ledger counts both as trained with advantage zero.
+    With `steps_kept` below 1 the low-entropy turns of a group with a signal have advantage zero, too, but count
+    in every mean. Raises `TrainerError` for advantages that are not finite.
     """
-    signal = _teaches(group, advantages)
+    signal = _has_signal(group, advantages)
     if signal and steps_kept < 1:
         advantages = surest_masked(group.rows, advantages, steps_kept)
     rows: list[Row] = []
@@ -216,19 +219,19 @@ def share_of(
     for member, member_rows, own in zip(group.group.members, group.rows, advantages, strict=True):
         tokens = sum(int(row.mask.sum()) for row in member_rows)
         oldest = chain.oldest(version, (row.versions for row in member_rows))
-        given: list[Value] = [0.0] * len(member_rows) if own is None or not signal else own
-        if not all(np.isfinite(value).all() for value in given):
+        member_values: list[Value] = [0.0] * len(member_rows) if own is None or not signal else own
+        if not all(np.isfinite(value).all() for value in member_values):
             raise TrainerError(
-                f"Rollout {member.rollout_id} has an advantage that is not finite. Check rewards and "
+                f"Rollout {member.rollout_id} has an advantage that is not finite. Check the rewards and the "
                 "estimator."
             )
-        ranges = [ranges_of([row], value) for row, value in zip(member_rows, given, strict=True)]
+        ranges = [ranges_of([row], value) for row, value in zip(member_rows, member_values, strict=True)]
         trained.append(
             TrainedRollout(member.rollout_id, tokens, oldest, tuple(item for each in ranges for item in each))
         )
         if signal and own is not None:
             rows.extend(member_rows)
-            values.extend(given)
+            values.extend(member_values)
     sampled = [_tokens_by_version(member_rows) for member_rows in group.rows]
     own_members = len(group.rows) - group.borrowed
     return GroupPart(
@@ -240,34 +243,34 @@ def share_of(
         tuple(values),
         tuple(trained),
         off_policy=sum(
-            tokens for found in sampled for own, tokens in found.items() if chain.between(version, own)
+            tokens for counts in sampled for own, tokens in counts.items() if chain.between(version, own)
         ),
-        carried=sum(len(found) > 1 for found in sampled),
+        carried=sum(len(counts) > 1 for counts in sampled),
     )
 
 
-def join(shares: Sequence[GroupPart]) -> Batch:
-    """The batch that these groups make up, in their order."""
-    trained = tuple(entry for share in shares for entry in share.trained)
+def join(parts: Sequence[GroupPart]) -> Batch:
+    """The batch of these parts, in their order."""
+    trained = tuple(entry for part in parts for entry in part.trained)
     tokens = sum(entry.tokens for entry in trained)
     return Batch(
-        groups=tuple(share.taken for share in shares),
-        rows=tuple(row for share in shares for row in share.rows),
-        advantages=tuple(value for share in shares for value in share.advantages),
-        rewards=tuple(value for share in shares for value in share.rewards),
-        graded=tuple(value for share in shares for value in share.graded),
+        groups=tuple(part.taken for part in parts),
+        rows=tuple(row for part in parts for row in part.rows),
+        advantages=tuple(value for part in parts for value in part.advantages),
+        rewards=tuple(value for part in parts for value in part.rewards),
+        graded=tuple(value for part in parts for value in part.graded),
         staleness=max((entry.max_staleness for entry in trained), default=0),
-        signal=sum(share.signal for share in shares) / len(shares),
-        reduced=sum(len(share.rewards) < share.group.group.size for share in shares),
-        off_policy=sum(share.off_policy for share in shares) / tokens if tokens else 0.0,
-        carried=sum(share.carried for share in shares),
-        borrowed=sum(share.group.borrowed for share in shares),
+        signal=sum(part.signal for part in parts) / len(parts),
+        reduced=sum(len(part.rewards) < part.group.group.size for part in parts),
+        off_policy=sum(part.off_policy for part in parts) / tokens if tokens else 0.0,
+        carried=sum(part.carried for part in parts),
+        borrowed=sum(part.group.borrowed for part in parts),
         trained=trained,
-        excluded=tuple(entry for share in shares for entry in share.group.excluded),
+        excluded=tuple(entry for part in parts for entry in part.group.excluded),
     )
 
 
-def _teaches(group: LoadedGroup, advantages: Advantages) -> bool:
+def _has_signal(group: LoadedGroup, advantages: Advantages) -> bool:
     kept = ((rows, own) for rows, own in zip(group.rows, advantages, strict=True) if own is not None)
     return any(
         np.any((np.asarray(value) != 0) & (row.mask != 0))
@@ -277,18 +280,17 @@ def _teaches(group: LoadedGroup, advantages: Advantages) -> bool:
 
 
 def _tokens_by_version(rows: Sequence[Row]) -> Counter[int]:
-    """Trained tokens of a rollout by the version that sampled them."""
-    found = Counter[int]()
+    """A rollout's trained tokens, counted by the version that sampled them."""
+    tokens = Counter[int]()
     for row in rows:
-        found.update(row.versions[row.mask != 0].tolist())
-    return found
+        tokens.update(row.versions[row.mask != 0].tolist())
+    return tokens
 
 
 def ranges_of(rows: Sequence[Row], advantage: float | FloatArray) -> tuple[AdvantageRange, ...]:
-    """The advantage of every trained token of some rows, call by call: one number, or float [T] for a single
-    row of length T.
+    """The advantages of all trained tokens of some rows, as ranges of equal value within a call.
 
-    Each range is as long as neighbouring tokens of a call have the same value.
+    `advantage` is one number, or float [T] for a single row of length T.
     """
     out = []
     for row in rows:
@@ -304,3 +306,84 @@ def ranges_of(rows: Sequence[Row], advantage: float | FloatArray) -> tuple[Advan
                         )
                     )
     return tuple(out)
+
+
+def turn_entropies(row: Row) -> list[float | None]:
+    """The entropy of each turn of a row, nats per token; None for a turn without trained tokens."""
+    out: list[float | None] = []
+    for turn in row.turns:
+        sampled = row.mask[turn.start : turn.end] == 1
+        out.append(float(-row.logprobs[turn.start : turn.end][sampled].mean()) if sampled.any() else None)
+    return out
+
+
+def surest_masked(rows: Sequence[Sequence[Row]], advantages: Advantages, share: float) -> Advantages:
+    """A group's advantages, set to zero in the turns that are left out. Dropped rollouts are not compared."""
+    trained = [row for own, values in zip(rows, advantages, strict=True) if values is not None for row in own]
+    kept = iter(kept_turns(trained, share))
+    return [
+        values and [np.asarray(value, dtype=np.float32) * next(kept) for value in values]
+        for values in advantages
+    ]
+
+
+def kept_turns(rows: Sequence[Row], share: float) -> list[FloatArray]:
+    """Per row of a group, float32 [T]: 0 in turns whose entropy is below the (1 - share) quantile over all
+    turns, else 1.
+    """
+    entropies = [turn_entropies(row) for row in rows]
+    known = [value for own in entropies for value in own if value is not None]
+    least = float(np.quantile(known, 1 - share)) if known else 0.0
+    out = []
+    for row, own in zip(rows, entropies, strict=True):
+        kept = np.ones(len(row.ids), dtype=np.float32)
+        for turn, value in zip(row.turns, own, strict=True):
+            if value is not None and value < least:
+                kept[turn.start : turn.end] = 0.0
+        out.append(kept)
+    return out
+
+
+def shuffled(groups: "Sequence[LoadedGroup]", random: np.random.Generator) -> "list[LoadedGroup]":
+    """The groups with their rewards permuted over all rollouts, the channels of a rollout together; the rewards
+    of calls and of agents are permuted likewise.
+
+    This is the control experiment: the rewards are the same and carry no information about the rollouts.
+    """
+    pairs = [pair for group in groups for pair in zip(group.group.members, _credit(group), strict=True)]
+    members = [(member.reward, member.graded, member.verdict, credit.rewards) for member, credit in pairs]
+    by_member = iter([members[at] for at in random.permutation(len(members))])
+    turns = {
+        turn.call_id: turn.rewards
+        for group in groups
+        for rows in group.rows
+        for row in rows
+        for turn in row.turns
+    }
+    by_call = dict(
+        zip(turns, [list(turns.values())[at] for at in random.permutation(len(turns))], strict=True)
+    )
+    agents = [own for group in groups for credit in _credit(group) for own in credit.agents.values()]
+    by_agent = iter([agents[at] for at in random.permutation(len(agents))])
+    out = []
+    for group in groups:
+        permuted = [next(by_member) for _ in group.group.members]
+        renamed = tuple(
+            replace(member, reward=reward, graded=graded, verdict=verdict)
+            for member, (reward, graded, verdict, _) in zip(group.group.members, permuted, strict=True)
+        )
+        credit = tuple(
+            Credit(rewards, {agent: next(by_agent) for agent in own.agents})
+            for (*_, rewards), own in zip(permuted, _credit(group), strict=True)
+        )
+        rows = tuple(tuple(_with_rewards(row, by_call) for row in each) for each in group.rows)
+        out.append(replace(group, group=replace(group.group, members=renamed), rows=rows, credit=credit))
+    return out
+
+
+def _credit(group: "LoadedGroup") -> tuple[Credit, ...]:
+    return group.credit or (Credit(),) * len(group.rows)
+
+
+def _with_rewards(row: Row, by_call: dict[str, dict[str, float]]) -> Row:
+    return replace(row, turns=tuple(replace(turn, rewards=by_call[turn.call_id]) for turn in row.turns))

@@ -1,17 +1,22 @@
-"""Trainer checkpoints: everything that makes the next step what it would have been, written whole or not at
-all.
+"""Trainer checkpoints: all state that the next step depends on, written atomically.
 
-A checkpoint holds the weights, optimizer and random state after a step, and the record of that step for the
-store. It is written before the version is published, so whatever is published can be reproduced; a trainer
-that resumes first replays the record. Which groups are next, and which were given up, is in the store alone
-and is written there at once.
+A checkpoint holds the weights, optimizer and random state after a step, and the step's record for the store.
+It is written before the version is published, so every published version can be reproduced; a trainer that
+resumes first replays the record. The store alone knows which groups are next and which were given up.
+
+`CheckpointWriter` writes lazily: it copies the state, and a thread writes and publishes it while the next step
+is computed. A step changes weights and optimizer in place, so the thread needs copies, and the next ones are
+made only after it has finished. At most one checkpoint is in flight, so a kill costs at most one step.
 """
 
+import copy
 import os
 import pickle
 import random
 import shutil
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +28,12 @@ from harnessgym.errors import TrainerError
 from harnessgym.store.ledger import StepRecord
 
 _KEPT = 2
-"""Checkpoints left behind: the newest, and one in case its disk sectors rot."""
+"""Checkpoints that are kept: the newest, and the one before in case it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class RandomState:
-    """Every global generator of a process that a step, or a plugin in it, may draw from."""
+    """The states of a process's global generators, from which a step or a plugin may draw."""
 
     torch: torch.Tensor
     numpy: dict[str, Any]
@@ -36,7 +41,7 @@ class RandomState:
 
     @classmethod
     def here(cls) -> "RandomState":
-        """Those of this process, copied."""
+        """Copies of this process's states."""
         return cls(torch.get_rng_state(), dict(np.random.get_state(legacy=False)), random.getstate())
 
     def restore(self) -> None:
@@ -56,21 +61,21 @@ class Checkpoint:
     """Hugging Face names, as published."""
     optimizer: dict[str, Any]
     randoms: tuple[RandomState, ...]
-    """Of each process that trained, by rank."""
+    """The random states of the trainer's processes, by rank."""
     record: StepRecord | None
-    """What the store must learn from the last step; None for the start."""
+    """The last step's record for the store; None before the first step."""
     metrics: dict[str, float]
     proximal: dict[str, Any] | None = None
-    """Of the proximal policy, if it has a state; see `trainers.proximal`."""
+    """State of the proximal policy, if it has one; see `trainers.proximal`."""
     critic: dict[str, Any] | None = None
-    """Of the critic, if there is one: its weights and its optimizer."""
+    """Weights and optimizer of the critic, if there is one."""
     adapters: dict[str, Any] | None = None
-    """Where adapters are trained: `trainers.lora.Lora.state`. The file then has no weights; they are
-    merged again."""
+    """`trainers.lora.Lora.state`, if adapters are trained. The file then has no weights; they are merged
+    again."""
 
 
 def save(root: Path, checkpoint: Checkpoint) -> Path:
-    """Write `root/step-{n:06d}`, synced to disk, and drop the oldest ones."""
+    """Write `root/step-{n:06d}`, synced to disk, and remove the oldest checkpoints."""
     root.mkdir(parents=True, exist_ok=True)
     target = root / f"step-{checkpoint.step:06d}"
     temporary = Path(tempfile.mkdtemp(dir=root, prefix=".writing-"))
@@ -81,6 +86,8 @@ def save(root: Path, checkpoint: Checkpoint) -> Path:
         os.fsync(file.fileno())
     if target.exists():
         shutil.rmtree(target)
+    # The file is synced before the rename and the folder after it: after a power failure a folder of this
+    # name has the whole checkpoint. Old ones are removed last, so at every moment one can be read.
     temporary.rename(target)
     _sync_folder(root)
     for old in steps(root)[:-_KEPT]:
@@ -89,7 +96,7 @@ def save(root: Path, checkpoint: Checkpoint) -> Path:
 
 
 def steps(root: Path) -> list[int]:
-    """Steps that have a checkpoint, in order."""
+    """The steps that have a checkpoint, in order."""
     return sorted(int(path.parent.name.removeprefix("step-")) for path in root.glob("step-*/state.pt"))
 
 
@@ -102,25 +109,90 @@ def _sync_folder(root: Path) -> None:
 
 
 def load_newest(root: Path) -> Checkpoint | None:
-    """The newest checkpoint, None if there is none. Raises `TrainerError` if it cannot be read."""
+    """The newest checkpoint; None if there is none. Raises `TrainerError` if it cannot be read."""
     if root.is_dir():
         for leftover in root.glob(".writing-*"):
             shutil.rmtree(leftover)
-    found = steps(root)
-    if not found:
+    known = steps(root)
+    if not known:
         return None
-    path = root / f"step-{found[-1]:06d}" / "state.pt"
+    path = root / f"step-{known[-1]:06d}" / "state.pt"
     try:
         values = torch.load(path, map_location="cpu", weights_only=False)
-        if "random" in values:  # of a release whose trainer was one process
+        if "random" in values:  # from a release whose trainer had one process
             values["randoms"] = (values.pop("random"),)
         loaded = Checkpoint(**values)
-        if not all(isinstance(found, RandomState) for found in loaded.randoms):
+        if not all(isinstance(state, RandomState) for state in loaded.randoms):
             raise TypeError("another release made it")
     except (OSError, RuntimeError, EOFError, TypeError, pickle.UnpicklingError) as error:
         raise TrainerError(
-            f"The checkpoint {path} cannot be read ({error}). Remove its folder to resume from the one "
-            "before it or, "
-            f"if there is none, from the newest published weights with a fresh optimizer."
+            f"The checkpoint {path} cannot be read ({error}). Remove its folder to resume from the previous "
+            "one or, if there is none, from the newest published weights with a fresh optimizer."
         ) from error
     return loaded
+
+
+class CheckpointWriter:
+    """Runs `commit` on checkpoints, one at a time: in a thread if `lazy`, else at once."""
+
+    def __init__(self, commit: Callable[[Checkpoint], None], *, lazy: bool) -> None:
+        self.lazy = lazy
+        self._commit = commit
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+        self._staging: Any = None
+
+    def stage(self, state: dict[str, Any]) -> dict[str, Any]:
+        """A copy of an optimizer's state that the next step does not change; valid until the next call.
+
+        Waits until the previous checkpoint is committed, and raises its error.
+        """
+        # The copy goes into the memory of the previous one, so the thread must have finished with that.
+        self.settle()
+        if not self.lazy:
+            return state
+        self._staging = staged(state, self._staging)
+        copied: dict[str, Any] = self._staging
+        return copied
+
+    def submit(self, state: Checkpoint) -> None:
+        """Commit a checkpoint. If lazy, the next `stage`, `check` or `settle` raises its error."""
+        if self.lazy:
+            self._pending = self._thread.submit(self._commit, state)
+        else:
+            self._commit(state)
+
+    def settle(self) -> None:
+        """Wait until the last checkpoint is committed. Raises its error."""
+        pending = self._pending
+        self._pending = None
+        if pending is not None:
+            pending.result()
+
+    def check(self) -> None:
+        """Raise the error of the last checkpoint, if it has failed. Call this while waiting for groups: they
+        will not come if engines wait for a version that is never published.
+        """
+        if self._pending is not None and self._pending.done():
+            self.settle()
+
+    def close(self) -> None:
+        """Wait for the thread. Raises nothing, not even the error of a checkpoint."""
+        self._thread.shutdown(wait=True)
+
+
+def staged(value: Any, into: Any = None) -> Any:
+    """A copy of nested dicts, lists and tensors. It reuses the tensors of `into`, an earlier copy, where shape
+    and dtype agree.
+    """
+    if isinstance(value, torch.Tensor):
+        if isinstance(into, torch.Tensor) and (into.shape, into.dtype) == (value.shape, value.dtype):
+            return into.copy_(value.detach())
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        known = into if isinstance(into, dict) else {}
+        return {key: staged(item, known.get(key)) for key, item in value.items()}
+    if isinstance(value, list):
+        known_list = into if isinstance(into, list) and len(into) == len(value) else [None] * len(value)
+        return [staged(item, old) for item, old in zip(value, known_list, strict=True)]
+    return copy.deepcopy(value)

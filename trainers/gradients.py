@@ -1,12 +1,11 @@
-"""Gradients of a batch: forward and backward passes over its rows, in micro-batches, in as many processes as
-there are.
+"""Gradients and logprobs of a batch: passes over its rows in micro-batches, in all processes of the trainer.
 
-The loss is a function of the logprobs of trained tokens alone. So its gradient is found in two parts: with
-respect to the logprobs, for which all tokens that depend on each other must be together, and from there
-through the policy, for which they need not. Where a loss or a correction looks at whole rollouts, a rollout's
-rows are in one process and, as long as they fit, in one micro-batch. A rollout too large for that is scored
-without a gradient first, which gives the first part, and then once more in pieces: one more forward pass for
-these, and the same gradient.
+The loss depends on the policy only through the logprobs of trained tokens, so its gradient has two parts. The
+first is with respect to the logprobs and needs all tokens that depend on each other together. The second goes
+from the logprobs through the policy and can be computed in pieces. If a loss or a correction needs whole
+rollouts, a rollout's rows are in one process and, if they fit, in one micro-batch. A rollout that is too large
+for one is first scored without gradient, which gives the first part, and then passed again in pieces. This
+costs one more forward pass and gives the same gradient.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,23 +29,23 @@ from trainers.world import World
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A row with everything the loss needs about its tokens, each [T]."""
+    """A row with all that the loss needs per token, each [T]."""
 
     row: Row
     advantages: FloatArray
     weights: FloatArray
-    """How much each token counts in the batch's loss."""
+    """Each token's weight in the batch's loss."""
     times: TimeArray
     """int64: sorts a rollout's tokens by when they were sampled."""
     proximal: FloatArray | None
-    """Logprobs of the proximal policy, where they are known before the pass."""
+    """Logprobs of the proximal policy, if they are known before the pass."""
     ages: IdArray | None
-    """Staleness of each token, where the proximal policy depends on it."""
+    """Staleness of each token, if the proximal policy depends on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenStats:
-    """Per trained token of some rows, [N] (loss: a sum)."""
+    """Statistics per trained token of some rows, [N]; `loss` is a sum."""
 
     loss: float
     rollouts: tuple[str, ...]
@@ -56,7 +55,7 @@ class TokenStats:
     """log(pi / mu)."""
     logprobs_N: Tensor
     clipped_N: Tensor
-    """bool: the loss gives no gradient, though the advantage is not 0 and no correction masks the token."""
+    """bool: the loss has no gradient although the advantage is not 0 and no correction masks the token."""
     masked_N: Tensor
     """bool: a correction masks the token."""
 
@@ -64,27 +63,27 @@ class TokenStats:
 def backward_all(
     policy: Policy, items: Sequence[Item], settings: UpdateSettings, world: World
 ) -> list[TokenStats]:
-    """Add the gradients of all items, micro-batch by micro-batch; each process adds its part of them.
-
-    Shards are exchanged in every pass, so all processes make as many as the one that needs most.
+    """Add the gradients of all items, micro-batch by micro-batch. Each process adds its part; all of them get
+    the statistics of all items.
     """
     plans = _plans(items, settings, world)
     mine = plans[world.rank]
     scored = _score_large(policy, plans, settings, world)
-    seen = [
-        _backward(policy, group, settings, found) for group, found in zip(mine.groups, scored, strict=True)
+    stats = [
+        _backward(policy, group, settings, logprobs)
+        for group, logprobs in zip(mine.groups, scored, strict=True)
     ]
+    # Every pass is a collective operation, because the processes exchange shards in it. A process that has
+    # fewer micro-batches makes up for them with empty passes, or the others would wait forever.
     for _ in range(max(plan.passes for plan in plans) - mine.passes):
         _pass_without_rows(policy)
-    return [part for parts in world.everyones(seen) for part in parts]
+    return [part for parts in world.all_gather(stats) for part in parts]
 
 
 def score_all(
     policy: Policy, rows: Sequence[Row], temperature: float, max_tokens: int, world: World
 ) -> list[FloatArray]:
-    """Logprobs of all tokens of each row, float32 [T], under the weights that the policy has; in every
-    process.
-    """
+    """Logprobs of all tokens of each row under the policy's weights, float32 [T], in every process."""
 
     def logprobs(ids: Sequence[IdArray], masks: Sequence[IdArray]) -> Tensor:
         return _logprobs(policy, ids, masks, temperature, gradient=False)
@@ -99,32 +98,32 @@ def per_token(
     max_tokens: int,
     world: World,
 ) -> list[FloatArray]:
-    """A number for each token of each row but the first, which gets 0: float32 [T] per row, in every process.
+    """A number for each token of each row, float32 [T] per row, in every process; 0 for a row's first token.
 
-    `compute` gives those of the tokens with mask 1 of some rows' ids and masks, row after row; `idle` takes
-    part in a pass of other processes.
+    `compute` takes the ids and masks of some rows and returns the numbers of the tokens with mask 1, row after
+    row; `idle` takes part in a pass of the other processes.
     """
     parts = world.parts([len(row.ids) for row in rows])
     plans = [micro_batches([[rows[index].ids] for index in part], max_tokens) for part in parts]
     mine = parts[world.rank]
-    found = dict[int, FloatArray]()
+    own = dict[int, FloatArray]()
     for batch in plans[world.rank]:
         indices = [mine[place] for place in batch]
         ids = [rows[index].ids for index in indices]
-        values_N = compute(ids, [_behind_first(row) for row in ids]).cpu().numpy()
+        values_N = compute(ids, [_all_but_first(row) for row in ids]).cpu().numpy()
         ends = np.cumsum([len(row) - 1 for row in ids])[:-1]
-        found |= {
+        own |= {
             index: np.pad(part, (1, 0)) for index, part in zip(indices, np.split(values_N, ends), strict=True)
         }
     for _ in range(max(map(len, plans)) - len(plans[world.rank])):
         idle()
-    everyones = {index: values for part in world.everyones(found) for index, values in part.items()}
-    return [everyones[index] for index in range(len(rows))]
+    all_gather = {index: values for part in world.all_gather(own) for index, values in part.items()}
+    return [all_gather[index] for index in range(len(rows))]
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Items whose loss is computed together, and the micro-batches that they pass through the policy in."""
+    """Items whose loss is computed together, split into the micro-batches that pass through the policy."""
 
     batches: list[list[Item]]
 
@@ -134,13 +133,13 @@ class _Group:
 
     @property
     def large(self) -> bool:
-        """Whether they must be scored before."""
+        """Whether they must be scored first."""
         return len(self.batches) > 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What one process does."""
+    """The work of one process."""
 
     groups: list[_Group]
 
@@ -154,7 +153,7 @@ class _Plan:
 
 
 def _plans(items: Sequence[Item], settings: UpdateSettings, world: World) -> list[_Plan]:
-    """Of every process, by rank; all processes find the same."""
+    """The plan of every process, by rank. All processes compute the same plans."""
     limit = settings.micro_batch_tokens
     if settings.whole_rollouts:
         ordered = sorted(items, key=lambda item: item.row.rollout_id)
@@ -183,50 +182,56 @@ def _group(items: list[Item], limit: int) -> _Group:
 def _score_large(
     policy: Policy, plans: Sequence[_Plan], settings: UpdateSettings, world: World
 ) -> list[Tensor | None]:
-    """For each group of this process that must be scored before: its logprobs, float [N]."""
+    """The logprobs, float [N], of each group of this process that must be scored first; None for the others."""
     mine = plans[world.rank]
-    found: list[Tensor | None] = []
+    scored: list[Tensor | None] = []
     for group in mine.groups:
         parts = [
             _trained_logprobs(policy, batch, settings, gradient=False)
             for batch in group.batches
             if group.large
         ]
-        found.append(torch.cat(parts) if parts else None)
+        scored.append(torch.cat(parts) if parts else None)
     for _ in range(max(plan.scoring_passes for plan in plans) - mine.scoring_passes):
         _pass_without_rows(policy, gradient=False)
-    return found
+    return scored
 
 
 def _backward(policy: Policy, group: _Group, settings: UpdateSettings, scored_N: Tensor | None) -> TokenStats:
-    """Add the group's gradient; its loss is already divided by the whole batch's denominator, or by 1."""
+    """Add the group's gradient. The items' weights already include the batch's denominator, or 1."""
     if scored_N is None:
         logprobs_N = _trained_logprobs(policy, group.items, settings, gradient=True)
-        seen, gradient_N = _loss(group.items, logprobs_N.detach(), settings)
+        stats, gradient_N = _loss(group.items, logprobs_N.detach(), settings)
         logprobs_N.backward(gradient_N)  # type: ignore[no-untyped-call]
-        return seen
-    seen, gradient_N = _loss(group.items, scored_N, settings)
+        return stats
+    stats, gradient_N = _loss(group.items, scored_N, settings)
     sizes = [sum(int(np.count_nonzero(item.row.mask)) for item in batch) for batch in group.batches]
     for batch, part_N in zip(group.batches, torch.split(gradient_N, sizes), strict=True):
         _trained_logprobs(policy, batch, settings, gradient=True).backward(part_N)  # type: ignore[no-untyped-call]
-    return seen
+    return stats
 
 
 def _loss(items: Sequence[Item], logprobs_N: Tensor, settings: UpdateSettings) -> tuple[TokenStats, Tensor]:
-    """What was seen of some items whose trained tokens have these logprobs, and the gradient of their
-    loss, float [N].
+    """Statistics of the items whose trained tokens have these logprobs, and the gradient of their loss with
+    respect to the logprobs, float [N].
     """
+    # The logprobs are a leaf here, cut off from the policy. autograd.grad stops at them, so this works the
+    # same for logprobs of one pass and for those that were scored before without a graph.
     leaf_N = logprobs_N.requires_grad_()
     tokens = _tokens(items, leaf_N, settings)
     weights_N = _trained(items, lambda item: item.weights, leaf_N)
-    share_N = weights_N
+    corrected_N = weights_N
     for correction in settings.weights:
-        share_N = share_N * load("correction", correction.function)(tokens, **correction.arguments).detach()
-    loss = (share_N * load("loss", settings.loss.function)(tokens, **settings.loss.arguments)).sum()
+        # Detached: an importance weight scales the gradient and is no part of what is optimised.
+        weight_N = load("correction", correction.function)(tokens, **correction.arguments).detach()
+        corrected_N = corrected_N * weight_N
+    loss = (corrected_N * load("loss", settings.loss.function)(tokens, **settings.loss.arguments)).sum()
     (gradient_N,) = torch.autograd.grad(loss, leaf_N)
-    masked_N = (share_N == 0) & (weights_N != 0)
+    # A zero gradient has three causes: an advantage of 0, a correction's mask, or the loss's clipping.
+    # What the first two do not explain is counted as clipped.
+    masked_N = (corrected_N == 0) & (weights_N != 0)
     clipped_N = (gradient_N == 0) & (tokens.advantages_N != 0) & ~masked_N
-    seen = TokenStats(
+    stats = TokenStats(
         float(loss.detach()),
         tuple(dict.fromkeys(item.row.rollout_id for item in items)),
         tokens.rollout_N.cpu(),
@@ -235,7 +240,7 @@ def _loss(items: Sequence[Item], logprobs_N: Tensor, settings: UpdateSettings) -
         clipped_N.cpu(),
         masked_N.cpu(),
     )
-    return seen, gradient_N
+    return stats, gradient_N
 
 
 def _tokens(items: Sequence[Item], logprobs_N: Tensor, settings: UpdateSettings) -> Tokens:
@@ -265,18 +270,18 @@ def _tokens(items: Sequence[Item], logprobs_N: Tensor, settings: UpdateSettings)
 
 def _trained(items: Sequence[Item], values: Callable[[Item], np.ndarray | None], like: Tensor) -> Tensor:
     """One value for each trained token of the items, in their order, [N]."""
-    found = []
+    trained = []
     for item in items:
         array = values(item)
         assert array is not None
-        found.append(array[item.row.mask != 0])
-    return torch.from_numpy(np.concatenate(found)).to(like.device)
+        trained.append(array[item.row.mask != 0])
+    return torch.from_numpy(np.concatenate(trained)).to(like.device)
 
 
 def _trained_logprobs(
     policy: Policy, items: Sequence[Item], settings: UpdateSettings, *, gradient: bool
 ) -> Tensor:
-    """Of the trained tokens of the items, in their order, float [N]."""
+    """Logprobs of the items' trained tokens, in their order, float [N]."""
     rows = [item.row for item in items]
     return _logprobs(
         policy, [row.ids for row in rows], [row.mask for row in rows], settings.temperature, gradient=gradient
@@ -286,20 +291,50 @@ def _trained_logprobs(
 def _logprobs(
     policy: Policy, ids: Sequence[IdArray], masks: Sequence[IdArray], temperature: float, *, gradient: bool
 ) -> Tensor:
-    """Of the tokens of some rows that have mask 1, row after row, float32 [N]."""
+    """Logprobs of the tokens with mask 1, row after row, float32 [N]."""
     packed = pack(ids, policy.cos.device)
     with torch.set_grad_enabled(gradient):
         return policy.logprobs(packed, *packed.trained(masks), temperature)
 
 
-def _behind_first(row: IdArray) -> IdArray:
-    """A mask of all tokens that another one precedes."""
+def _all_but_first(row: IdArray) -> IdArray:
+    """A mask of all tokens except the first."""
     return (np.arange(len(row)) > 0).astype(np.int32)
 
 
 def _pass_without_rows(policy: Policy, *, gradient: bool = True) -> None:
-    """Take part in a pass of other processes: add a gradient of zero, or none."""
+    """Take part in a pass of the other processes and add a gradient of zero, or none."""
     with torch.set_grad_enabled(gradient):
-        nothing = policy(torch.zeros(1, 1, dtype=torch.long, device=policy.cos.device)).sum() * 0.0
+        zero = policy(torch.zeros(1, 1, dtype=torch.long, device=policy.cos.device)).sum() * 0.0
     if gradient:
-        nothing.backward()
+        zero.backward()
+
+
+@torch.no_grad()
+def mean_logprobs(
+    policy: Policy, texts: Sequence[IdArray], tails: Sequence[int], settings: UpdateSettings
+) -> list[float]:
+    """The mean logprob of the last `tails[i]` tokens of `texts[i]`, at the sampling temperature; 0 if
+    `tails[i]` is 0.
+
+    A text that exceeds the policy's context loses its beginning.
+    """
+    texts = [text[-policy.config.max_position_embeddings :] for text in texts]
+    scored = [index for index, tail in enumerate(tails) if tail]
+    out = [0.0] * len(texts)
+    for batch in micro_batches([[texts[index]] for index in scored], settings.micro_batch_tokens):
+        part = [scored[place] for place in batch]
+        packed = pack([texts[index] for index in part], policy.cos.device)
+        masks = [_tail(len(texts[index]), tails[index]) for index in part]
+        logprobs_M = policy.logprobs(packed, *packed.trained(masks), settings.temperature).cpu()
+        for index, own in zip(
+            part, torch.split(logprobs_M, [int(mask.sum()) for mask in masks]), strict=True
+        ):
+            out[index] = float(own.double().mean())
+    return out
+
+
+def _tail(length: int, tail: int) -> IdArray:
+    """A mask of the last `tail` tokens, without the text's first token, which nothing predicts."""
+    place = np.arange(length)
+    return ((place >= length - tail) & (place > 0)).astype(np.int32)

@@ -1,11 +1,10 @@
 """Asynchronous GRPO (arXiv 2402.03300) in plain torch, top to bottom.
 
-Take the next complete groups, give each rollout its advantages within its group, take one step on the loss
-and with the corrections that the run names; the step becomes a checkpoint, and its weights a new policy
-version (`trainers.learner`). Rollouts go on meanwhile under older versions; η bounds how much older.
+Take the next complete groups, compute each rollout's advantages within its group, and take one step with the
+run's loss and corrections. The step becomes a checkpoint, and its weights a new policy version
+(`trainers.learner`). Rollouts continue in the meantime under older versions; η limits their age.
 
-The policy may lie in shards over several processes (`trainers.trained_policy`); this is what their leader
-does.
+The policy may be sharded over several processes (`trainers.trained_policy`); this is the code of their leader.
 
 Left out: a KL penalty to a reference policy, several steps per batch.
 """
@@ -20,7 +19,7 @@ from harnessgym.run_folder import RunFolder
 from harnessgym.store import TraceStore
 from trainers.advantages.channels import channels_of
 from trainers.advantages.estimator import make_estimator
-from trainers.batch import Batch, LoadedGroup, gives_signal, join, make_batch, share_of
+from trainers.batch import Batch, LoadedGroup, gives_signal, group_part, join, make_batch
 from trainers.learner import Learner, TrainerSettings, in_processes
 from trainers.trained_policy import TrainedPolicy
 from trainers.update import UpdateMetrics
@@ -28,42 +27,42 @@ from trainers.world import World
 
 
 def train(settings: TrainerSettings) -> None:
-    """Train until the run has had all its steps, resuming where an earlier trainer of this run stopped."""
+    """Train until the run has all its steps, resuming where an earlier trainer of this run stopped."""
     in_processes(settings, take_part)
 
 
 def take_part(folder: RunFolder, config: RunConfig, world: World) -> None:
-    """What each process of the trainer does: the leader trains, the others follow."""
+    """The work of each process of the trainer: the leader trains, the others follow."""
     torch.set_num_threads(config.supervisor.threads)
-    trainee = TrainedPolicy(config, world, folder.versions)
+    trained_policy = TrainedPolicy(config, world, folder.versions)
     if world.rank > 0:
-        trainee.follow()
+        trained_policy.follow()
         return
     with (
         TraceStore.open(folder.store_url(), synchronous=config.store.synchronous) as store,
-        Learner(folder, config, store, trainee, Grpo(config, store, trainee)) as learner,
+        Learner(folder, config, store, trained_policy, Grpo(config, store, trained_policy)) as learner,
     ):
         learner.resume()
         while learner.step < config.trainer.steps:
             learner.train_step(learner.arriving())
         learner.settle()
-    trainee.dismiss()
+    trained_policy.dismiss()
 
 
 class Grpo:
-    """One optimizer step on a batch, with advantages from within its groups."""
+    """Takes one optimizer step per batch, with advantages relative to each group."""
 
-    def __init__(self, config: RunConfig, store: TraceStore, trainee: TrainedPolicy) -> None:
+    def __init__(self, config: RunConfig, store: TraceStore, trained_policy: TrainedPolicy) -> None:
         self.config = config
-        self.estimator = make_estimator(config, store, trainee)
+        self.estimator = make_estimator(config, store, trained_policy)
         self.channels = channels_of(self.estimator)
 
-    def teaches(self, group: LoadedGroup) -> bool:
-        """Whether any of its tokens has an advantage."""
+    def has_signal(self, group: LoadedGroup) -> bool:
+        """Whether any of its tokens has an advantage other than zero."""
         return gives_signal(self.estimator, group)
 
-    def teach(self, groups: Iterable[LoadedGroup], learner: Learner) -> tuple[Batch, dict[str, float]]:
-        """Step on a batch; one without any signal changes nothing, and still makes a version."""
+    def train_on(self, groups: Iterable[LoadedGroup], learner: Learner) -> tuple[Batch, dict[str, float]]:
+        """Step on a batch. A batch without a signal changes nothing and still makes a version."""
         batch, update = (self._streamed if self.config.trainer.stream else self._at_once)(groups, learner)
         return batch, {} if update is None else update.as_dict()
 
@@ -76,20 +75,22 @@ class Grpo:
         batch = make_batch(list(groups), learner.version, chain, self.estimator, shuffle, kept)
         if not batch.rows:
             return batch, None
-        return batch, learner.trainee.update(batch.rows, batch.advantages, learner.ages(batch.rows, chain))
+        return batch, learner.trained_policy.update(
+            batch.rows, batch.advantages, learner.ages(batch.rows, chain)
+        )
 
     def _streamed(
         self, groups: Iterable[LoadedGroup], learner: Learner
     ) -> tuple[Batch, UpdateMetrics | None]:
-        """The same, group by group as they arrive."""
+        """Step on the batch, adding gradients group by group as they arrive."""
         chain = learner.chain()
-        shares = []
-        trainee = learner.trainee
+        parts = []
+        trained_policy = learner.trained_policy
         kept = self.config.filter.steps_kept
-        trainee.begin()
+        trained_policy.begin()
         for group in groups:
-            shares.append(share_of(group, self.estimator(group.scored), learner.version, chain, kept))
-            if shares[-1].rows:
-                trainee.add(shares[-1].rows, shares[-1].advantages, learner.ages(shares[-1].rows, chain))
-        batch = join(shares)
-        return batch, trainee.step() if batch.rows else None
+            parts.append(group_part(group, self.estimator(group.scored), learner.version, chain, kept))
+            if parts[-1].rows:
+                trained_policy.add(parts[-1].rows, parts[-1].advantages, learner.ages(parts[-1].rows, chain))
+        batch = join(parts)
+        return batch, trained_policy.step() if batch.rows else None

@@ -1,4 +1,4 @@
-"""Keys and values that the embedded engine keeps."""
+"""The key-value cache of the embedded engine."""
 
 import math
 
@@ -13,33 +13,38 @@ class KVCache:
     """Keys and values of `rows` sequences of at most `length` tokens: per layer two tensors [rows, kv_heads,
     length, head_dim].
 
-    Both are views of one block [layers, 2, rows, kv_heads, length, head_dim], so a token is written by one
-    copy per layer and a row moves in one. The block is zero and takes memory only where it has been written.
+    Both are views of one block [layers, 2, rows, kv_heads, length, head_dim], so one copy per layer writes a
+    token and one copy moves a row.
     """
 
     def __init__(
         self, config: PolicyConfig, rows: int, length: int, dtype: torch.dtype = torch.float32
     ) -> None:
         shape = (config.num_hidden_layers, 2, rows, config.num_key_value_heads, length, config.head_dim)
+        # NumPy takes zero pages from the system, which occupy memory only once they are written to;
+        # torch.zeros would touch the whole block at start.
         zeros = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
         self.block = torch.from_numpy(zeros).view(dtype).view(shape)
         self.keys = list(self.block[:, 0])
         self.values = list(self.block[:, 1])
         self._slots = list(self.block.flatten(1, 4))
+        # In a layer's flat view [2 * rows * kv_heads * length, head_dim] all rows' keys come before all
+        # rows' values. Head h of a row's keys is at row * kv_heads + h; its values lie `rows` rows further,
+        # hence the offset for the second half.
         self._heads = torch.arange(2 * config.num_key_value_heads)
         self._heads += (rows - 1) * config.num_key_value_heads * (self._heads >= config.num_key_value_heads)
         self.rows = rows
         self.length = length
 
     def slots(self, rows_B: Tensor, position_BT: Tensor) -> Tensor:
-        """Where the keys and then the values of all heads go, token by token: an index [B * T * 2 *
-        kv_heads] for `write`.
+        """The index [B * T * 2 * kv_heads] for `write`: per token the slots of all heads' keys, then of their
+        values.
         """
         head_BH = rows_B[:, None] * (len(self._heads) // 2) + self._heads
         return (head_BH[:, None] * self.length + position_BT[:, :, None]).flatten()
 
     def write(self, depth: int, slots: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> None:
-        """Store keys and values of one layer."""
+        """Store one layer's keys and values."""
         pair = torch.cat((k_BHTD.transpose(1, 2), v_BHTD.transpose(1, 2)), dim=2)
         self._slots[depth].index_copy_(0, slots, pair.flatten(0, 2))
 

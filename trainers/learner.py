@@ -1,14 +1,14 @@
-"""A trainee and its place in the run: what every algorithm's training has in common.
+"""The training loop of one policy in a run, shared by all algorithms.
 
-It resumes from the newest checkpoint, gathers batches, and makes of each step a checkpoint, a published
-version, an entry in the ledger and a line of metrics. What is done with a batch is the algorithm's
-(`trainers.grpo`, `trainers.ppo`). Checkpoint and publication of a step may lag behind the gathering and
-computing of the next.
+The `Learner` resumes from the newest checkpoint, collects batches, and turns each step into a checkpoint, a
+published version, a ledger entry and a line of metrics. The algorithm (`trainers.grpo`, `trainers.ppo`) trains
+on the batch. Checkpoint and publication of a step may overlap with the next step.
 """
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,29 +24,65 @@ from harnessgym.run_folder import RunFolder
 from harnessgym.scheduling.staleness import VersionChain
 from harnessgym.store import TraceStore, ledger, policies, runs
 from harnessgym.store.ledger import StepRecord, TrainedGroup, commit_step
+from harnessgym.store.lengths import GroupLength, lengths
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.tokens import IdArray
 from harnessgym.traces.trajectories import Row
 from trainers import checkpoint
 from trainers.advantages.channels import channels_of, check_channels, due
 from trainers.batch import Batch, LoadedGroup
-from trainers.batch_collector import BatchCollector
-from trainers.checkpoint import Checkpoint
-from trainers.checkpoint_writer import CheckpointWriter
+from trainers.batch_collector import BatchCollector, SharedBatchCollector
+from trainers.checkpoint import Checkpoint, CheckpointWriter
 from trainers.corrections.loglinear import ages
-from trainers.length_bias import LengthBias
-from trainers.replaying import replayable
-from trainers.shared_batch_collector import SharedGathering
-from trainers.success_pool import SuccessPool
+from trainers.replay import SuccessPool, replayable
 from trainers.trained_policy import TrainedPolicy
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import newest_version, version_path
-from trainers.weights.publisher import Publisher
+from trainers.weights.publish import Publisher
 from trainers.world import World, launch
+
+_SETTLED = ("consumed", "dropped")
+
+
+class LengthBias:
+    """Mean sampled tokens of a run's trained rollouts, over the mean of all that have ended, given up or not.
+
+    A trainer that takes the first complete groups takes short ones. Rollouts that still run count in neither
+    mean and tend to be long, so the bias of a step is fully visible only a few steps later. Groups that can no
+    longer change are summed once.
+    """
+
+    def __init__(self, store: TraceStore, run_id: str) -> None:
+        self.store = store
+        self.run_id = run_id
+        self._first = 0
+        """Groups before this ordinal are in the sums."""
+        self._ended, self._trained = Counter[str](), Counter[str]()
+
+    def measure(self, taken: Collection[str] = ()) -> float:
+        """The ratio if the groups `taken` are trained too; 1 before anything is trained."""
+        groups = self.store.read(lambda conn: lengths(conn, self.run_id, self._first))
+        while groups and groups[0].state in _SETTLED:
+            self._first = groups[0].ordinal + 1
+            _add(self._ended, self._trained, groups.pop(0), taken)
+        ended = self._ended.copy()
+        trained = self._trained.copy()
+        for item in groups:
+            _add(ended, trained, item, taken)
+        if not trained["tokens"] or not ended["tokens"]:
+            return 1.0
+        return (trained["tokens"] / trained["rollouts"]) / (ended["tokens"] / ended["rollouts"])
+
+
+def _add(ended: Counter[str], trained: Counter[str], group: GroupLength, taken: Collection[str]) -> None:
+    values = {"rollouts": group.rollouts, "tokens": group.tokens}
+    ended.update(values)
+    if group.state == "consumed" or group.id in taken:
+        trained.update(values)
 
 
 class TrainerSettings(Config):
-    """What `harnessgym train-worker` takes."""
+    """Settings of `harnessgym train-worker`."""
 
     run: Path
     """Folder of the run."""
@@ -55,7 +91,7 @@ class TrainerSettings(Config):
 
 
 def in_processes(settings: TrainerSettings, take_part: Callable[[RunFolder, RunConfig, World], None]) -> None:
-    """Train in as many processes as the run says; `take_part` is what each of them does."""
+    """Run `take_part` in as many processes as the run's settings say."""
     folder = RunFolder(settings.run, settings.policy)
     config = folder.config().of_policy(settings.policy)
     if config.trainer.processes > 1:
@@ -65,20 +101,22 @@ def in_processes(settings: TrainerSettings, take_part: Callable[[RunFolder, RunC
 
 
 class Algorithm(Protocol):
-    """What a batch is to an algorithm, and what it does to the policy."""
+    """How an algorithm judges a group and trains on a batch."""
 
-    def teaches(self, group: LoadedGroup, /) -> bool:
-        """Whether a group teaches anything."""
+    def has_signal(self, group: LoadedGroup, /) -> bool:
+        """Whether training on the group changes anything."""
         ...
 
-    def teach(self, groups: Iterable[LoadedGroup], learner: "Learner", /) -> tuple[Batch, dict[str, float]]:
-        """Change the trainee by the groups, as they come; what the ledger needs, and what was measured."""
+    def train_on(
+        self, groups: Iterable[LoadedGroup], learner: "Learner", /
+    ) -> tuple[Batch, dict[str, float]]:
+        """Train on the groups as they come; returns the batch for the ledger, and metrics."""
         ...
 
 
 class Learner:
-    """A trainee and its place in the run. As a context manager it waits for its checkpoints before it is
-    left.
+    """The policy under training and its state in the run. As a context manager it waits for the last
+    checkpoint on exit.
     """
 
     def __init__(
@@ -86,7 +124,7 @@ class Learner:
         folder: RunFolder,
         config: RunConfig,
         store: TraceStore,
-        trainee: TrainedPolicy,
+        trained_policy: TrainedPolicy,
         algorithm: Algorithm,
     ) -> None:
         run = store.read(runs.only)
@@ -97,20 +135,22 @@ class Learner:
         self.store = store
         self.run = run
         self.policy_id = store.write(lambda conn: policies.register(conn, run.id, config.policy.name))
-        self.trainee = trainee
+        self.trained_policy = trained_policy
         self.algorithm = algorithm
         self.publisher = Publisher(
             folder.versions, store, self.run.id, self.policy_id, config.trainer.publish
         )
         self.step = self.version = 0
-        shared = SharedGathering(store, run.id, self.policy_id, config) if config.policies else None
-        self.gathering = shared or BatchCollector(store, run.id, config, algorithm.teaches)
+        shared = SharedBatchCollector(store, run.id, self.policy_id, config) if config.policies else None
+        self.collector = shared or BatchCollector(store, run.id, config, algorithm.has_signal)
+        # With several policies each trainer decides for itself what it trains, so a ratio over the run's groups
+        # would mean nothing.
         self.length_bias = None if config.policies else LengthBias(store, run.id)
         self.writer = CheckpointWriter(self._commit, lazy=config.trainer.checkpoints == "lazy")
         self._last: StepRecord | None = None
-        """Of the newest step; the store may not have it yet."""
+        """Record of the newest step; the store may not have it yet."""
         self._newest: tuple[TrainedGroup, ...] = ()
-        """Its groups, if it was taken here."""
+        """Groups of the newest step, if this process took it."""
 
     def __enter__(self) -> Self:
         return self
@@ -119,41 +159,43 @@ class Learner:
         self.writer.close()
 
     def resume(self) -> None:
-        """Load the newest checkpoint and make the store agree with it; without one, publish the starting
-        weights.
+        """Load the newest checkpoint and bring the store up to date with it; without a checkpoint, continue
+        from the newest version or publish the starting weights.
         """
-        found = checkpoint.load_newest(self.folder.checkpoints)
+        state = checkpoint.load_newest(self.folder.checkpoints)
         newest = self.store.read(lambda conn: policies.latest(conn, self.policy_id))
-        if found is not None:
-            self.trainee.load(
-                found.weights, found.optimizer, found.randoms, found.proximal, found.critic, found.adapters
+        if state is not None:
+            self.trained_policy.load(
+                state.weights, state.optimizer, state.randoms, state.proximal, state.critic, state.adapters
             )
-            if found.adapters is not None:
-                found = replace(found, weights=self._merged(found.version))
-            self.step = found.step
-            self.version = found.version
-            self._last = found.record
-            self.store.write(lambda conn: ledger.abandon_after(conn, self.policy_id, found.version))
-            self._publish(found)
-            if found.metrics:
-                self.log(found.metrics)  # the trainer may have died before it could
+            if state.adapters is not None:
+                state = replace(state, weights=self._merged(state.version))
+            self.step = state.step
+            self.version = state.version
+            self._last = state.record
+            # The trainer may have died anywhere between checkpoint and metrics. Versions after the
+            # checkpoint cannot be reproduced and are abandoned; publishing again does only what is missing.
+            self.store.write(lambda conn: ledger.abandon_after(conn, self.policy_id, state.version))
+            self._publish(state)
+            if state.metrics:
+                self.log(state.metrics)
         elif newest is not None:
             _, weights = read_version(Path(newest.path))
-            self.trainee.load(weights)
+            self.trained_policy.load(weights)
             self.step = newest.step
             self.version = newest.version
         else:
-            self._commit(Checkpoint(0, 0, *self.trainee.state(), None, {}, *self._further_states()))
+            self._commit(Checkpoint(0, 0, *self.trained_policy.state(), None, {}, *self._further_states()))
 
     def _merged(self, version: int) -> dict[str, Tensor]:
-        """The weights that the adapters just loaded make: as published, or else merged again, which another
-        machine rounds otherwise.
+        """The full weights of the loaded adapters: as published, or else merged again, which may round
+        differently on another machine.
         """
         path = version_path(self.folder.versions, version)
-        return read_version(path)[1] if path.exists() else self.trainee.state()[0]
+        return read_version(path)[1] if path.exists() else self.trained_policy.state()[0]
 
     def arriving(self) -> Iterator[LoadedGroup]:
-        """The groups of the next batch, as they come; see `trainers.batch_collector`."""
+        """The groups of the next batch as they come; see `trainers.batch_collector`."""
         busy = frozenset(self._last.group_ids if self._last else ())
         chain = self.chain()
         reuse = self.config.replay.reuse
@@ -161,29 +203,29 @@ class Learner:
         trained = (
             replayable(self.store, self.policy_id, self.version, chain, eta, self._newest) if reuse else []
         )
-        told = (self.version, chain, busy, self.writer.check, trained)
-        if isinstance(self.gathering, SharedGathering):
-            return self.gathering.groups(*told)
+        arguments = (self.version, chain, busy, self.writer.check, trained)
+        if isinstance(self.collector, SharedBatchCollector):
+            return self.collector.groups(*arguments)
         pool = SuccessPool(
             self.store, self.run.id, self.policy_id, again=self.config.replay.success_pool, max_staleness=eta,
-            version=self.version, chain=chain, last=self._last, teaches=self.algorithm.teaches,
+            version=self.version, chain=chain, last=self._last, has_signal=self.algorithm.has_signal,
         )  # fmt: skip
-        return self.gathering.groups(*told, pool.join)
+        return self.collector.groups(*arguments, pool.join)
 
     def train_step(self, groups: Iterable[LoadedGroup]) -> dict[str, float]:
-        """One optimizer step on a batch, then checkpointed, published, entered in the ledger and logged:
-        see `settle`.
+        """Take one optimizer step on a batch, then checkpoint, publish, record and log it; returns the
+        metrics. If lazy, `settle` waits for all but the step.
         """
         began = time.perf_counter()
-        batch, made = self.algorithm.teach(groups, self)
+        batch, measured = self.algorithm.train_on(groups, self)
         if due(self.step + 1, self.config.trainer.steps):
             check_channels(channels_of(self.algorithm), self.store, self.run.id)
-        given_up = self.gathering.given_up(self.version)
+        given_up = self.collector.given_up(self.version)
         held = time.perf_counter()
-        weights, optimizer, randoms = self.trainee.state()
+        weights, optimizer, randoms = self.trained_policy.state()
         optimizer = self.writer.stage(optimizer)
         further = self._further_states()
-        metrics = made | {
+        metrics = measured | {
             "step": self.step + 1,
             "reward": float(np.mean(batch.rewards)),
             "signal": batch.signal,
@@ -191,21 +233,19 @@ class Learner:
             "reduced": batch.reduced,
             "off_policy": batch.off_policy,
             "carried": batch.carried,
-            "replayed": self.gathering.replayed,
+            "replayed": self.collector.replayed,
             "borrowed": batch.borrowed,
-            "early": self.gathering.early,
+            "early": self.collector.early,
             "dropped": given_up.get("too_stale", 0),
             "requeued": given_up.get("requeued", 0),
             "no_signal": given_up.get("no_signal", 0),
-            "wait_s": self.gathering.waited_s,
-            "step_s": held - began - self.gathering.waited_s,
+            "wait_s": self.collector.waited_s,
+            "step_s": held - began - self.collector.waited_s,
             "held_s": time.perf_counter() - held,
         }
         if self.config.weighed:
             metrics["graded"] = float(np.mean(batch.graded))
-        if (
-            self.length_bias is not None
-        ):  # which groups are trained is each policy's own affair, where there are several
+        if self.length_bias is not None:
             last = self._last.group_ids if self._last else ()
             metrics["length_bias"] = self.length_bias.measure({*batch.group_ids, *last})
         parent = self.version
@@ -223,18 +263,24 @@ class Learner:
         return metrics
 
     def settle(self) -> None:
-        """Wait until the last step's checkpoint is written and its version published. Raises what stopped
-        that.
-        """
+        """Wait until the last step's checkpoint is written and its version published. Raises its error."""
         self.writer.settle()
 
     def _further_states(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None, dict[str, Any] | None]:
-        """Of the proximal policy, of the critic and of adapters."""
-        return self.trainee.proximal_state(), self.trainee.critic_state(), self.trainee.adapter_state()
+        """States of the proximal policy, the critic and the adapters."""
+        return (
+            self.trained_policy.proximal_state(),
+            self.trained_policy.critic_state(),
+            self.trained_policy.adapter_state(),
+        )
 
     def ages(self, rows: Sequence[Row], chain: VersionChain) -> list[IdArray] | None:
-        """Staleness of each token of each row, where the update depends on it."""
-        return [ages(row.versions, self.version, chain) for row in rows] if self.trainee.wants_ages else None
+        """Staleness of each token of each row, if the update depends on it."""
+        return (
+            [ages(row.versions, self.version, chain) for row in rows]
+            if self.trained_policy.wants_ages
+            else None
+        )
 
     def log(self, metrics: dict[str, float]) -> None:
         """Append a line to the run's metrics."""
@@ -242,7 +288,7 @@ class Learner:
             file.write(json.dumps(metrics | {"time": time.time()}) + "\n")
 
     def chain(self) -> VersionChain:
-        """All versions, with the newest step's, which may not be published yet."""
+        """All versions, including the newest step's, which may not be published yet."""
         known = self.store.read(lambda conn: policies.versions(conn, self.policy_id))
         if self._last is not None and self.version not in {item.version for item in known}:
             known.append(self._last.version)
@@ -263,7 +309,9 @@ class Learner:
         return StepRecord(version, batch.group_ids, batch.trained, batch.excluded)
 
     def _commit(self, state: Checkpoint) -> None:
-        """Checkpoint, then publish; lazily this runs beside the next step."""
+        """Save the checkpoint, then publish; if lazy, while the next step is computed."""
+        # The order matters: engines sample from a version as soon as it is published, and these samples can
+        # only be trained on if a resumed trainer has that version.
         began = time.perf_counter()
         checkpoint.save(self.folder.checkpoints, state)
         saved = time.perf_counter()
@@ -274,14 +322,16 @@ class Learner:
             )
 
     def _publish(self, state: Checkpoint) -> None:
-        """Write a checkpoint's version and its record in the store, as far as that has not been done."""
+        """Write a checkpoint's version and its record in the store, if this has not been done."""
+        # Files first, then the transaction that makes the version known: an engine that reads of a version
+        # in the store finds it whole on disk.
         parent = state.record.version.parent_version if state.record else None
-        found = self.publisher.publish(state.version, parent, state.weights, state.step)
+        published = self.publisher.publish(state.version, parent, state.weights, state.step)
         known: dict[str, Any] = {
-            "path": str(found.path),
-            "kind": found.kind,
-            "checksum": found.checksum,
-            "bytes": found.bytes,
+            "path": str(published.path),
+            "kind": published.kind,
+            "checksum": published.checksum,
+            "bytes": published.bytes,
         }
         if state.record is None:
             start = PolicyVersion(state.version, None, step=0, committed=True, orphaned=False, **known)

@@ -1,10 +1,10 @@
-"""LoRA (arXiv 2106.09685) by peft: adapters on the policy's linear layers are trained, and nothing else.
+"""LoRA (arXiv 2106.09685) with peft: only adapters on the policy's linear layers are trained.
 
-What is published are whole weights, W + alpha / rank · B A, merged in float32 into copies; so engines and
-other tools see an ordinary model, and the weights that the adapters stand on, the base, never change. A
-checkpoint holds the adapters, and a digest of the base that they belong to.
+Published versions have full weights, W + alpha / rank · B A, merged in float32 into copies. So engines and other
+tools see an ordinary model, and the base weights under the adapters never change. A checkpoint has the adapters
+and a digest of their base weights.
 
-peft takes seconds to import: only who trains adapters pays for it.
+peft takes seconds to import, so it is imported only when adapters are trained.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,25 @@ from harnessgym.errors import TrainerError
 from harnessgym.run_config.trainer import LoraSection
 from trainers.policy import Policy
 from trainers.policy_weights import published_weights
-from trainers.projections import Separate
 from trainers.weights.manifest import TensorEntry
 
 _A, _B, _BASE = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer.weight"
+
+
+class SeparateProjections(nn.Module):
+    """One fused projection as several modules, side by side: equal up to rounding. Each can have an adapter."""
+
+    def __init__(self, fused: nn.Linear, rows: Mapping[str, int]) -> None:
+        """`rows` maps each projection's name to its number of outputs, in order. Weights are copied."""
+        super().__init__()
+        for name, weight in zip(rows, torch.split(fused.weight.detach(), list(rows.values())), strict=True):
+            part = nn.Linear(fused.in_features, len(weight), bias=False, device="meta")
+            part.weight = nn.Parameter(weight.clone())
+            self.add_module(name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] to [..., sum of the outputs]."""
+        return torch.cat([part(x) for part in self.children()], dim=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,29 +46,27 @@ class Lora:
 
     settings: LoraSection
     base: str
-    """xxh3-128 of all weights that they stand on, in hex."""
+    """xxh3-128 of all base weights, in hex."""
 
     @property
     def scale(self) -> float:
-        """What B A counts."""
+        """The factor of B A: alpha / rank."""
         return self.settings.alpha / self.settings.rank
 
     def merged(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A policy's `state_dict()` with its adapters merged, in main memory: W + alpha / rank · B A, as peft
-        merges.
-
-        Always computed on the CPU, so that a resumed trainer finds the bits that were published, whatever its
-        device.
+        """A policy's `state_dict()` with its adapters merged, in main memory: W + alpha / rank · B A, as in
+        peft.
         """
-        found = {name: tensor.cpu() for name, tensor in state.items()}
-        for name in [name for name in found if name.endswith(_BASE)]:
+        # Always on the CPU, so that a resumed trainer gets the published bits on any device.
+        merged = {name: tensor.cpu() for name, tensor in state.items()}
+        for name in [name for name in merged if name.endswith(_BASE)]:
             layer = name.removesuffix(_BASE)
-            found[name] = found[name] + found.pop(layer + _B) @ found.pop(layer + _A) * self.scale
-        return found
+            merged[name] = merged[name] + merged.pop(layer + _B) @ merged.pop(layer + _A) * self.scale
+        return merged
 
     def state(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        """What a checkpoint holds: copies of the adapters among a policy's tensors, what they are, and
-        what they stand on.
+        """The state for a checkpoint: copies of the adapters among a policy's tensors, their settings, and the
+        digest of their base.
         """
         own = {
             name: tensor.detach().to("cpu", copy=True)
@@ -63,31 +76,27 @@ class Lora:
         return {"settings": self._shape(), "base": self.base, "tensors": own}
 
     def tensors_of(self, state: Mapping[str, Any] | None) -> dict[str, Tensor]:
-        """The adapters that a checkpoint holds. Raises `TrainerError` if they are not such as these, or of
-        another base.
+        """The adapters of a checkpoint. Raises `TrainerError` if there are none, or if they have other settings
+        or another base.
         """
         if state is None:
             raise TrainerError(
-                "The run trains adapters (trainer.lora), and there are none to go on from: its newest "
-                "checkpoint is one of "
-                "whole weights, or is gone, and adapters cannot be told from the weights that were "
-                "published. Put the "
-                "checkpoint back, or begin a new run from a version (`harnessgym weights export`)."
+                "The run trains adapters (trainer.lora), and there are none to resume from: its newest "
+                "checkpoint has full weights or is missing, and published weights do not contain the adapters. "
+                "Restore the checkpoint, or begin a new run from a version (`harnessgym weights export`)."
             )
         if differences := _differences(state["settings"], self._shape()):
             raise TrainerError(
                 f"The checkpoint's adapters have other settings than trainer.lora: {differences}. Resume "
-                "with those of the "
-                "checkpoint, or begin a new run."
+                "with those of the checkpoint, or begin a new run."
             )
         if state["base"] != self.base:
             raise TrainerError(
-                f"The checkpoint's adapters stand on other weights (xxh3 {state['base']}) than those at "
-                "policy.path "
-                f"({self.base}). Put back the model folder that the run began with."
+                f"The checkpoint's adapters have other base weights (xxh3 {state['base']}) than those at "
+                f"policy.path ({self.base}). Restore the model folder with which the run began."
             )
-        found: dict[str, Tensor] = state["tensors"]
-        return found
+        tensors: dict[str, Tensor] = state["tensors"]
+        return tensors
 
     def _shape(self) -> dict[str, Any]:
         return {
@@ -98,9 +107,8 @@ class Lora:
 
 
 def adapt(policy: Policy, settings: LoraSection, seed: int) -> None:
-    """Give a whole policy adapters that do not change it yet, and freeze everything else.
-
-    A is drawn from the seed alone, so that every process draws the same; no generator advances.
+    """Add adapters to a policy that is not sharded, and freeze everything else. They do not change it yet: B is
+    zero.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -113,6 +121,7 @@ def adapt(policy: Policy, settings: LoraSection, seed: int) -> None:
     for block in policy.blocks:
         block.self_attn.qkv_proj = _separate(block.self_attn.qkv_proj, qkv, layers)
         block.gate_up_proj = _separate(block.gate_up_proj, gate_up, layers)
+    # A depends on the seed only, so every process draws the same, and the global generator does not advance.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         inject_adapter_in_model(
@@ -125,16 +134,20 @@ def adapt(policy: Policy, settings: LoraSection, seed: int) -> None:
 
 
 def _separate(layer: nn.Module, rows: Mapping[str, int], targets: Sequence[str]) -> nn.Module:
-    """The projections of a fused layer, if any of them is a target."""
-    return Separate(layer, rows) if isinstance(layer, nn.Linear) and set(rows) & set(targets) else layer
+    """A fused layer as separate projections if one of them is a target, else the layer itself."""
+    return (
+        SeparateProjections(layer, rows)
+        if isinstance(layer, nn.Linear) and set(rows) & set(targets)
+        else layer
+    )
 
 
 def _digest(weights: Mapping[str, Tensor]) -> str:
-    found = xxhash.xxh3_128()
+    digest = xxhash.xxh3_128()
     for name in sorted(weights):
         entry = TensorEntry.of(weights[name])
-        found.update(f"{name} {entry.dtype} {entry.shape} {entry.xxh3}\n".encode())
-    return found.hexdigest()
+        digest.update(f"{name} {entry.dtype} {entry.shape} {entry.xxh3}\n".encode())
+    return digest.hexdigest()
 
 
 def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:

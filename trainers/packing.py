@@ -1,9 +1,9 @@
-"""Rows of different lengths as one sequence, in which what they share stands once.
+"""Packs rows of different lengths into one sequence that holds shared prefixes once.
 
-Branches of a rollout share their beginnings, and the rollouts of a group their prompt. Here every token of a
-shared beginning is computed once and attended to by all that follow it, and nothing is padded but attention
-itself. What comes out is what whole rows would give, up to rounding (sharing a group's prompt in training:
-Prefix Grouper, arXiv 2506.05433; here for any tree).
+Branches of a rollout share prefixes, and the rollouts of a group share their prompt. Every token of a shared
+prefix is computed once and attended to by all rows that continue it; only attention is padded. The result
+equals that of whole rows, up to rounding. (Prefix Grouper, arXiv 2506.05433, shares a group's prompt in
+training; this shares the prefixes of any tree.)
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,26 +18,26 @@ from harnessgym.tokens import IdArray
 
 Index = npt.NDArray[np.int64]
 _WORTH = 8
-"""Shorter shared beginnings are computed again."""
+"""A shared prefix with fewer tokens than this is computed again for each row."""
 _WASTE = 1.25
-"""Rows attend together as long as padding makes that at most so many times the work of each alone,"""
+"""Rows attend in one product if padding multiplies the work by at most this factor,"""
 _SMALL = 1 << 18
-"""or adds no more than so many products of a query with a key: calling a kernel costs about as much."""
+"""or adds at most this many query-key products, which is about the cost of one kernel call."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedSpan:
-    """Rows that attend in one product, and the places of their tokens in the sequence."""
+    """Rows that attend in one product, and the positions of their tokens in the packed sequence."""
 
     queries_SQ: Tensor
     """Each row's own tokens, padded with its last one, int64 [S, Q]."""
     keys_SK: Tensor
-    """What each row consists of: what it shares, padded, and then its own as in `queries_SQ`, int64 [S,
-    K]."""
+    """Each row's shared prefix, padded, followed by its own tokens as in `queries_SQ`, int64 [S, K]."""
     mask_SQK: Tensor | None
-    """True where a query may look, bool [S, Q, K]; None where no row shares anything: queries look back."""
+    """True where a query may attend, bool [S, Q, K]; None for plain causal attention, if no row has a shared
+    prefix."""
     real: Tensor
-    """Which of the S * Q queries are no padding, int64."""
+    """Indices of the S * Q queries that are not padding, int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ class Packed:
     ids_N: Tensor
     """int64 [N]"""
     positions_N: Tensor
-    """Of each token in its row, int64 [N]."""
+    """Each token's position in its row, int64 [N]."""
     spans: tuple[PackedSpan, ...]
     paths: tuple[Index, ...]
-    """By row: where its tokens stand, int64 [T]."""
+    """Per row the packed positions of its tokens, int64 [T]."""
 
     def trained(self, masks: Sequence[IdArray]) -> tuple[Tensor, Tensor]:
-        """Of the tokens with mask 1, row after row: where the token before each stands, and its id, int64
-        [M] both.
+        """For the tokens with mask 1, row after row: the packed position of the token before, and the token's
+        id, both int64 [M].
         """
         chosen = [np.flatnonzero(mask) for mask in masks]
         before = np.concatenate([path[index - 1] for path, index in zip(self.paths, chosen, strict=True)])
@@ -65,7 +65,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A row, as far as no row before it in sorted order has it."""
+    """The suffix of a row that no earlier row in sorted order has."""
 
     row: int
     shared: int
@@ -80,7 +80,7 @@ class _Part:
 
 
 def pack(rows: Sequence[IdArray], device: torch.device | None = None) -> Packed:
-    """Put rows, int [T] each and none empty, into one sequence. Deterministic."""
+    """Pack rows, int [T] each and none empty, into one sequence. Deterministic."""
     ordered = sorted(range(len(rows)), key=lambda number: _key(rows[number]))
     parts = _parts(rows, ordered)
     groups = _groups(part for part in parts if part.fresh)
@@ -93,32 +93,29 @@ def pack(rows: Sequence[IdArray], device: torch.device | None = None) -> Packed:
     positions = np.empty(count, np.int64)
     for part in parts:
         own = paths[part.row][part.shared :]
-        ids[own], positions[own] = (
-            rows[part.row][part.shared :],
-            np.arange(part.shared, part.shared + part.fresh),
-        )
+        ids[own] = rows[part.row][part.shared :]
+        positions[own] = np.arange(part.shared, part.shared + part.fresh)
     spans = tuple(_span(group, paths, device) for group in groups)
     return Packed(_tensor(ids, device), _tensor(positions, device), spans, paths)
 
 
 def shared_beginning(a: IdArray, b: IdArray) -> int:
-    """How many first tokens two rows have in common."""
+    """The length of two rows' common prefix."""
     length = min(len(a), len(b))
     differs = np.flatnonzero(a[:length] != b[:length])
     return int(differs[0]) if len(differs) else length
 
 
 def packed_size(rows: Sequence[IdArray]) -> int:
-    """Tokens of the sequence that `pack` would make, without making it."""
+    """The number of tokens in the sequence that `pack` would return."""
     ordered = sorted(range(len(rows)), key=lambda number: _key(rows[number]))
     return sum(part.fresh for part in _parts(rows, ordered))
 
 
 def micro_batches(units: Sequence[Sequence[IdArray]], max_tokens: int) -> list[list[int]]:
-    """Indices of units in batches that pack into at most `max_tokens` (a larger unit goes alone), similar
-    ones together.
+    """Indices of units in batches that pack into at most `max_tokens`; a larger unit is a batch of its own.
 
-    A unit are rows that stay together, int [T] each.
+    A unit is a list of rows, int [T] each, that stay together. Units with common prefixes are neighbours.
     """
     batches: list[list[int]] = []
     rows: list[IdArray] = []
@@ -134,12 +131,16 @@ def micro_batches(units: Sequence[Sequence[IdArray]], max_tokens: int) -> list[l
 
 
 def _key(row: IdArray) -> bytes:
-    """Sorts rows so that those which begin alike are neighbours."""
+    """A sort key by which rows with a common prefix are neighbours."""
+    # The bytes are little-endian, so this is not numerical order. Any total order that compares the rows
+    # token by token puts common prefixes together.
     return np.ascontiguousarray(row, dtype=np.int32).tobytes()
 
 
 def _parts(rows: Sequence[IdArray], ordered: Sequence[int]) -> list[_Part]:
-    """In sorted order each row begins with the longest beginning that it shares with any before it."""
+    """The rows' suffixes in sorted order."""
+    # In sorted order the longest prefix that a row shares with any earlier row is the one that it shares
+    # with the row directly before it, so neighbours are the only pairs to compare.
     parts: list[_Part] = []
     before: IdArray = np.empty(0, np.int32)
     for number in ordered:
@@ -152,7 +153,9 @@ def _parts(rows: Sequence[IdArray], ordered: Sequence[int]) -> list[_Part]:
 
 
 def _groups(parts: Iterable[_Part]) -> list[list[_Part]]:
-    """Parts of similar shape together; those that share nothing apart from the others."""
+    """Parts of similar shape, grouped. Parts without a shared prefix have groups of their own, which need no
+    mask.
+    """
     groups: list[list[_Part]] = []
     real = 0
     for part in sorted(
@@ -179,7 +182,7 @@ def _padded_work(parts: Sequence[_Part]) -> int:
 
 
 def _paths(parts: Sequence[_Part], starts: dict[int, int], rows: int) -> tuple[Index, ...]:
-    """By row, its tokens' places: those of what it shares, then its own."""
+    """Per row the packed positions of its tokens: those of its shared prefix, then its own."""
     paths: list[Index] = [np.empty(0, np.int64)] * rows
     path: Index = np.empty(0, np.int64)
     for part in parts:
@@ -196,7 +199,9 @@ def _span(parts: Sequence[_Part], paths: Sequence[Index], device: torch.device |
     shared = np.zeros((len(parts), widest), np.int64)
     for part, own, before in zip(parts, queries, shared, strict=True):
         path = paths[part.row]
-        own[:], own[: part.fresh] = path[-1], path[part.shared :]
+        # Padding repeats the row's last token: it needs a valid index, and `real` drops its results.
+        own[:] = path[-1]
+        own[: part.fresh] = path[part.shared :]
         before[: part.shared] = path[: part.shared]
     fresh_S = np.array([part.fresh for part in parts])
     real = np.flatnonzero(np.arange(most) < fresh_S[:, None])

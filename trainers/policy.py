@@ -1,9 +1,8 @@
 """The policy: a decoder-only transformer in plain torch, of the Qwen3 and Llama families.
 
 One module serves the trainer (whole sequences, gradients) and the embedded engine (a KV cache, no gradients),
-so the two can differ in nothing but rounding. Checkpoints are ordinary Hugging Face folders (`config.json`,
-`model.safetensors`, `tokenizer.json`, `chat_template.jinja`): other tools load what we write, and we load
-what they write.
+so they differ in rounding only. Checkpoints are ordinary Hugging Face folders (`config.json`,
+`model.safetensors`, `tokenizer.json`, `chat_template.jinja`), which other tools can read and write, too.
 
 Left out on purpose: sliding windows, RoPE scaling, mixture of experts, dropout.
 """
@@ -20,18 +19,25 @@ from torch.utils.checkpoint import checkpoint
 
 from harnessgym.errors import PolicyError
 from trainers.packing import Packed, PackedSpan
-from trainers.projections import projected
 
 if TYPE_CHECKING:
     from trainers.kv_cache import KVCache
     from trainers.lora import Lora
 
+
+def projected(layer: nn.Module, x: Tensor) -> Tensor:
+    """`layer(x)`; a plain linear layer is computed without the overhead of a module call, because engines do
+    this for every token.
+    """
+    return F.linear(x, layer.weight) if type(layer) is nn.Linear else layer(x)
+
+
 _LOGITS = 1 << 26
-"""Logits that are held for the backward pass, 256 MiB."""
+"""Most logits that are kept for the backward pass: 256 MiB."""
 _ARCHITECTURES = {"Qwen3ForCausalLM": True, "LlamaForCausalLM": False}
 """Architecture name to "normalises queries and keys per head"."""
 _COMPUTED = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu", "partial_rotary_factor": 1.0}
-"""Options of other checkpoints, as they are here."""
+"""Options that other checkpoints may set, with the only value that this module computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +79,18 @@ class PolicyConfig:
                 f"{where}: RoPE type {rope['rope_type']!r} is not supported; serve this model with vLLM."
             )
         for name, ours in _COMPUTED.items():
-            given = [
+            values_given = [
                 each
                 for each in (raw.get(name), rope.get(name) if isinstance(rope, dict) else None)
                 if each is not None
             ]
-            if any(each != ours for each in given):
+            if any(each != ours for each in values_given):
                 raise PolicyError(
-                    f"{where}: {name} = {given[-1]!r} is not supported, only {ours!r}; serve this model with "
-                    "vLLM."
+                    f"{where}: {name} = {values_given[-1]!r} is not supported, only {ours!r}; serve this model "
+                    "with vLLM."
                 )
         if raw.get("quantization_config"):
-            raise PolicyError(
-                f"{where}: quantised weights are not supported; give those that they were made from."
-            )
+            raise PolicyError(f"{where}: quantised weights are not supported; use the original weights.")
         values = {
             "head_dim": int(raw["hidden_size"]) // heads,  # type: ignore[call-overload]
             "rope_theta": rope.get("rope_theta", 10_000.0) if isinstance(rope, dict) else 10_000.0,
@@ -154,27 +158,23 @@ class Attention(nn.Module):
         self, q_BHND: Tensor, k_BHND: Tensor, v_BHND: Tensor, spans: Sequence[PackedSpan]
     ) -> Tensor:
         """Attention output [1, N, hidden] of packed rows (B is 1)."""
-        found = []
+        outputs = []
         for span in spans:
-            q, k, v = (
-                _taken(q_BHND, span.queries_SQ),
-                _taken(k_BHND, span.keys_SK),
-                _taken(v_BHND, span.keys_SK),
-            )
+            q = _gathered(q_BHND, span.queries_SQ)
+            k = _gathered(k_BHND, span.keys_SK)
+            v = _gathered(v_BHND, span.keys_SK)
             mask = None if span.mask_SQK is None else span.mask_SQK[:, None]
             out = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.heads != self.kv_heads
             )
-            found.append(out.transpose(1, 2).flatten(2).flatten(0, 1).index_select(0, span.real))
-        return projected(self.o_proj, torch.cat(found)[None])
+            outputs.append(out.transpose(1, 2).flatten(2).flatten(0, 1).index_select(0, span.real))
+        return projected(self.o_proj, torch.cat(outputs)[None])
 
     def attend_one(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """`attend` for one query per sequence; `mask` is [B * kv_heads, 1, S].
-
-        The queries that share a key head are taken as its sequence, so that keys and values are read once. In
-        float32 two plain products are faster on CPUs than the fused kernel; in shorter types that kernel
-        keeps its sums in float32.
-        """
+        """`attend` for one query per sequence; `mask` is [B * kv_heads, 1, S]."""
+        # The queries that share a key head are treated as a sequence of that head, so keys and values are
+        # read once. In float32 two plain products are faster on CPUs than the fused kernel; in bfloat16 the
+        # kernel is used, because it accumulates in float32.
         shape = (len(q) * self.kv_heads, self.heads // self.kv_heads, self.head_dim)
         grouped = q.reshape(shape)
         k = k.flatten(0, 1)
@@ -200,13 +200,13 @@ class DecoderLayer(nn.Module):
         self.eps = config.rms_norm_eps
 
     def pre_attention(self, x: Tensor) -> Tensor:
-        """What attention sees of the residual stream."""
+        """The normalised residual stream, the input of attention."""
         return _rms_norm(x, self.input_layernorm, self.eps)
 
     def forward(
         self, x_BTE: Tensor, cos_BT1D: Tensor, sin_BT1D: Tensor, spans: Sequence[PackedSpan] = ()
     ) -> Tensor:
-        """The residual stream of whole sequences, or of one packed one with its spans, a layer later."""
+        """The residual stream after this layer, for whole sequences or for a packed one with its spans."""
         attention = self.self_attn
         q, k, v = attention.project(self.pre_attention(x_BTE), cos_BT1D, sin_BT1D)
         attended = attention.attend_spans(q, k, v, spans) if spans else attention.attend(q, k, v, None)
@@ -229,11 +229,11 @@ class Policy(nn.Module):
         super().__init__()
         self.config = config
         self.products: torch.dtype = torch.float32
-        """What the products of `forward` and `logprobs` are computed in, by autocast where that is not
-        float32. Weights, norms, the residual stream and the softmax stay float32: that is nearer to the
-        float32 policy than casting them, too."""
+        """Precision of the matrix products in `forward` and `logprobs`; autocast is used unless it is float32.
+        Weights, norms, the residual stream and the softmax stay float32, which is closer to the float32 policy
+        than casting everything."""
         self.lora: Lora | None = None
-        """Its adapters, if it has any; see `trainers.lora`."""
+        """Its adapters, if there are any; see `trainers.lora`."""
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
         self.blocks = tuple(block for block in self.layers if isinstance(block, DecoderLayer))
@@ -266,11 +266,10 @@ class Policy(nn.Module):
     def logprobs(
         self, packed: Packed, before_M: Tensor, targets_M: Tensor, temperature: float = 1.0
     ) -> Tensor:
-        """Log-probability at `temperature` of the tokens of `Packed.trained`, [M]: float32, or float64 as the
-        policy.
+        """Logprobs at `temperature` of the tokens of `Packed.trained`, [M]: float32, or float64 if the policy is.
 
-        Logits are computed for these tokens alone, and in the backward pass again where they would take much
-        memory.
+        Logits are computed for these tokens only. If they would take much memory they are not kept, and the
+        backward pass computes them again.
         """
         hidden_ME = self.hidden(packed).index_select(0, before_M)
         rows = max(1, _LOGITS // self.config.vocab_size)
@@ -282,7 +281,7 @@ class Policy(nn.Module):
         )
 
     def hidden(self, packed: Packed) -> Tensor:
-        """The residual stream behind the last layer at each token of packed rows, [N, hidden]."""
+        """The residual stream after the last layer at each token of packed rows, [N, hidden]."""
         cos = self.cos[packed.positions_N][None, :, None]
         sin = self.sin[packed.positions_N][None, :, None]
         x = F.embedding(packed.ids_N[None], self.embed_tokens.weight)
@@ -324,11 +323,12 @@ class Policy(nn.Module):
         """Hidden states [B, T, hidden] of tokens appended to cache rows that already hold `start_B` tokens
         each.
 
-        `rows` is a slice of contiguous rows (no copy: what decoding uses) or a row index [B] (prefill). Right
-        padding in `ids_BT` writes keys past a sequence's end, where later tokens overwrite them and the mask
-        hides them until then. With `last_B` only those positions' hidden states [B, 1, hidden] are computed
-        to the end: the last layer needs no more than keys and values of the others.
+        `rows` is a slice of contiguous rows (for decoding, without a copy) or a row index [B] (for prefill).
+        With `last_B` only the hidden states of those positions, [B, 1, hidden], are returned.
         """
+        # Right padding in `ids_BT` writes keys past a sequence's end. The mask hides them until later tokens
+        # overwrite them. With `last_B` the last layer computes keys and values of all tokens, which later
+        # tokens attend to, but queries and the feed-forward net for one position per row only.
         length = ids_BT.shape[1]
         position_BT = start_B[:, None] + torch.arange(length)
         horizon = int(position_BT.max()) + 1
@@ -358,7 +358,7 @@ class Policy(nn.Module):
         return x
 
     def _mask(self, position_BT: Tensor, horizon: int) -> Tensor:
-        """Additive mask [B, T, horizon] that hides what lies behind each token's own position."""
+        """Additive mask [B, T, horizon] that hides the positions after each token's own."""
         hidden = torch.arange(horizon) > position_BT[:, :, None]
         return torch.zeros(hidden.shape, dtype=self.norm.dtype).masked_fill_(hidden, float("-inf"))
 
@@ -368,10 +368,10 @@ class Policy(nn.Module):
 
 
 def token_logprobs(logits_BTV: Tensor, ids_BT: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-probability of each token given those before it, [B, T]: float32, or float64 as the logits.
+    """Log-probability of each token given those before it, [B, T]: float32, or float64 if the logits are.
 
     Position 0, which nothing predicts, is 0. This is the distribution at `temperature` without truncation
-    (top-p = 1, no top-k): the one policy gradients use.
+    (top-p = 1, no top-k), which policy gradients need.
     """
     scores = _accurate(logits_BTV[:, :-1]) / temperature
     chosen = scores.gather(-1, ids_BT[:, 1:, None]).squeeze(-1) - scores.logsumexp(-1)
@@ -379,14 +379,12 @@ def token_logprobs(logits_BTV: Tensor, ids_BT: Tensor, temperature: float = 1.0)
 
 
 def _accurate(logits: Tensor) -> Tensor:
-    """Logits in the dtype that sums of their exponentials need: float32, or float64 where they are
-    float64.
-    """
+    """Logits in float32, or float64 if they are, so that sums of their exponentials are accurate."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def _taken(x_BHND: Tensor, index_SQ: Tensor) -> Tensor:
-    """[S, heads, Q, D] of the tokens at these places, of a batch of one."""
+def _gathered(x_BHND: Tensor, index_SQ: Tensor) -> Tensor:
+    """The tokens at these positions of a batch of one, [S, heads, Q, D]."""
     return (
         x_BHND[0]
         .index_select(1, index_SQ.flatten())
@@ -396,9 +394,8 @@ def _taken(x_BHND: Tensor, index_SQ: Tensor) -> Tensor:
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm over the last dimension (arXiv 1910.07467). Written out: the fused one is slow
-    on CPUs.
-    """
+    """Root-mean-square norm over the last dimension (arXiv 1910.07467)."""
+    # In float32 it is written out, because torch's fused norm is slow on CPUs.
     if x.dtype != torch.float32:
         return F.rms_norm(x, x.shape[-1:], None, eps) * weight
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
@@ -413,7 +410,7 @@ def _rotary_table(config: PolicyConfig) -> tuple[Tensor, Tensor]:
     """Cosines and sines [positions, head_dim] (RoPE, arXiv 2104.09864, in the half-split layout of Llama and
     Qwen).
 
-    The first half of the sines is negated, which is what `_rotate` needs.
+    The first half of the sines is negated, as `_rotate` expects.
     """
     inverse = config.rope_theta ** (-torch.arange(0, config.head_dim, 2).float() / config.head_dim)
     angles = torch.outer(torch.arange(config.max_position_embeddings).float(), inverse)

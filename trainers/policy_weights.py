@@ -1,5 +1,7 @@
-"""Weights of a policy under their Hugging Face names: read from a model folder, put into it, taken out of
-it, written.
+"""Reads and writes a policy's weights under their Hugging Face names.
+
+The policy fuses the projections of queries, keys and values, and those of gate and up; the names here are those
+of the separate tensors.
 """
 
 import json
@@ -18,7 +20,7 @@ _HEAD = "lm_head.weight"
 
 
 def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> Policy:
-    """A policy from a Hugging Face folder. Raises `PolicyError` if a file is missing or tensors do not
+    """Load a policy from a Hugging Face folder. Raises `PolicyError` if a file is missing or tensors do not
     fit.
     """
     path = folder / "config.json"
@@ -26,17 +28,18 @@ def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> Policy:
         raise PolicyError(f"No policy at {folder}: config.json is missing. Give a Hugging Face model folder.")
     if (folder / "model.safetensors.index.json").is_file() and not (folder / "model.safetensors").exists():
         raise PolicyError(
-            f"The weights at {folder} are in several files, which are not read: write them as one, "
-            "with transformers' save_pretrained(..., max_shard_size='1000GB')."
+            f"The weights at {folder} are in several files, which is not supported: write them as one, with "
+            "transformers' save_pretrained(..., max_shard_size='1000GB')."
         )
     try:
         weights = load_file(folder / "model.safetensors")
     except (OSError, SafetensorError) as error:
         raise PolicyError(
-            f"The weights at {folder}/model.safetensors cannot be read: {error}. Put the file back as it was."
+            f"The weights at {folder}/model.safetensors cannot be read: {error}. Restore the file."
         ) from error
     raw = json.loads(path.read_text())
-    if raw.get("tie_word_embeddings") is None:  # what that means depends on who wrote it
+    # The default of a missing value differs between versions of transformers: the tensors decide.
+    if raw.get("tie_word_embeddings") is None:
         raw["tie_word_embeddings"] = _HEAD not in weights
     policy = Policy(PolicyConfig.from_hf(raw, str(path)))
     load_weights(policy, weights)
@@ -51,9 +54,9 @@ def save_policy(policy: Policy, folder: Path) -> None:
 
 
 def published_weights(policy: Policy, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Copies of all weights under their Hugging Face names, as policy versions store them.
+    """Copies of all weights under their Hugging Face names, as policy versions store them. Adapters are merged.
 
-    `state` stands in for `policy.state_dict()` where that has not the whole tensors. Adapters are merged.
+    `state` replaces `policy.state_dict()` if the policy is sharded and has only parts of the tensors.
     """
     config = policy.config
     out = dict[str, Tensor]()
@@ -78,40 +81,41 @@ def published_weights(policy: Policy, state: Mapping[str, Tensor] | None = None)
 
 @torch.no_grad()
 def load_weights(policy: Policy, weights: dict[str, Tensor]) -> None:
-    """Copy Hugging Face tensors into the policy in place; adapters, if it has any, then add nothing to them.
+    """Copy Hugging Face tensors into the policy in place, and set its adapters, if any, to zero.
 
-    Raises `PolicyError` naming the first that is missing or misshaped; the policy is then unchanged.
+    Raises `PolicyError` naming the first tensor that is missing or misshaped; the policy is then unchanged.
     """
-    found = _parts(policy, weights)
+    by_name = _parts(policy, weights)
     state = policy.state_dict()
-    for name, parts in found.items():
+    for name, parts in by_name.items():
         for part, rows in zip(parts, torch.split(state[name], [len(part) for part in parts]), strict=True):
             rows.copy_(part)
 
 
 def packed_weights(policy: Policy, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Hugging Face tensors as the policy's `state_dict()` has them; the reverse of `published_weights`.
+    """Hugging Face tensors in the layout of the policy's `state_dict()`; the inverse of `published_weights`.
 
-    Raises `PolicyError` naming the first that is missing or misshaped.
+    Raises `PolicyError` naming the first tensor that is missing or misshaped.
     """
     return {name: torch.cat(parts) for name, parts in _parts(policy, weights).items()}
 
 
 def _parts(policy: Policy, weights: dict[str, Tensor]) -> dict[str, list[Tensor]]:
-    """The tensors that one after another make up each of the policy's; together they are all that
-    `weights` holds.
+    """For each of the policy's tensors the Hugging Face tensors that it is concatenated from.
+
+    Raises `PolicyError` if one is missing or misshaped, or if `weights` has a tensor that the policy lacks.
     """
-    taken = set[str]()
+    used = set[str]()
 
     def take(name: str) -> Tensor:
         if name not in weights:
             raise PolicyError(
                 f"The weights have no tensor {name!r}; is this the model that config.json describes?"
             )
-        taken.add(name)
+        used.add(name)
         return weights[name]
 
-    found: dict[str, list[Tensor]] = {}
+    by_name: dict[str, list[Tensor]] = {}
     for name, target in policy.state_dict().items():
         prefix = "model." + name
         if name.endswith("qkv_proj.weight"):
@@ -125,21 +129,20 @@ def _parts(policy: Policy, weights: dict[str, Tensor]) -> dict[str, list[Tensor]
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         if shape != target.shape:
             raise PolicyError(
-                f"Tensor {name!r} has shape {shape}, config.json says {tuple(target.shape)}: give both files "
+                f"Tensor {name!r} has shape {shape}, config.json says {tuple(target.shape)}: use both files "
                 "of one model."
             )
-        found[name] = parts
-    if left := [name for name in weights if name not in taken and not _says_nothing(name, weights)]:
+        by_name[name] = parts
+    if left := [name for name in weights if name not in used and not _is_redundant(name, weights)]:
         raise PolicyError(
-            f"The weights have a tensor {left[0]!r}, which a policy of this config.json does not compute "
-            "with: give both files "
-            "of one model, or serve it with vLLM."
+            f"The weights have a tensor {left[0]!r}, which a policy with this config.json does not use: use "
+            "both files of one model, or serve it with vLLM."
         )
-    return found
+    return by_name
 
 
-def _says_nothing(name: str, weights: Mapping[str, Tensor]) -> bool:
-    """Of a tensor that the policy has no place for: whether it follows from the others."""
+def _is_redundant(name: str, weights: Mapping[str, Tensor]) -> bool:
+    """Whether a tensor that the policy lacks follows from the others."""
     if name == _HEAD:
         embedding = weights.get("model.embed_tokens.weight")
         return embedding is not None and torch.equal(weights[name], embedding)
@@ -150,7 +153,6 @@ def _hf_name(name: str) -> str:
     if name.startswith("lm_head"):
         return name
     name = name.replace(".base_layer", "").replace(".down_proj", ".mlp.down_proj")
-    name = name.replace(".qkv_proj", "").replace(
-        ".gate_up_proj", ".mlp"
-    )  # of a policy whose projections are apart
+    # With adapters the projections are separate modules within the fused one; see `trainers.lora`.
+    name = name.replace(".qkv_proj", "").replace(".gate_up_proj", ".mlp")
     return f"model.{name}" if name.endswith(".weight") else f"model.{name}.weight"

@@ -52,55 +52,46 @@ def ppo_settings_of(config: RunConfig, where: str = "[trainer.update]") -> PpoSe
     if trainer.advantage != "grpo" or trainer.advantage_settings:
         raise ConfigError(
             "algorithm = 'ppo' has its advantages by GAE from its critic, and trainer.advantage = "
-            f"{trainer.advantage!r} would "
-            "not be used: leave trainer.advantage and trainer.advantage_settings out, or choose algorithm = "
-            "'grpo'."
+            f"{trainer.advantage!r} would not be used: leave trainer.advantage and "
+            "trainer.advantage_settings out, or choose algorithm = 'grpo'."
         )
     if trainer.stream:
         raise ConfigError(
             "PPO's advantages are whitened over the batch, and its critic values all of it before anything "
-            "is trained on: set "
-            "trainer.stream = false, and leave trainer.periodic out."
+            "is trained on: set trainer.stream = false, and leave trainer.periodic out."
         )
     if config.filter.zero_signal == "refill":
         raise ConfigError(
             "With algorithm = 'ppo' groups of equal rewards teach: the critic, and the policy by what the "
-            "critic had not "
-            "expected. Set filter.zero_signal = 'leave_out', which leaves none out here."
+            "critic had not expected. Set filter.zero_signal = 'leave_out', which leaves none out here."
         )
     if config.filter.steps_kept < 1 or config.replay.success_pool:
         raise ConfigError(
             "filter.steps_kept and replay.success_pool are about groups whose rollouts are compared, and PPO "
-            "compares each "
-            "with its critic: leave both out, or choose algorithm = 'grpo'."
+            "compares each with its critic: leave both out, or choose algorithm = 'grpo'."
         )
     if trainer.update.get("baseline", "none") != "none":
         raise ConfigError(
             "trainer.update.baseline chooses what is subtracted from rewards, and PPO subtracts what its "
-            "critic expects: leave "
-            "one of them out."
+            "critic expects: leave one of them out."
         )
     if found.critic.warmup >= trainer.steps:
         raise ConfigError(
             f"[trainer.ppo]: with critic.warmup = {found.critic.warmup} the critic learns alone to the end "
-            "of the run, whose "
-            f"trainer.steps are {trainer.steps}: lower it, or raise trainer.steps."
+            f"of the run, whose trainer.steps are {trainer.steps}: lower it, or raise trainer.steps."
         )
     proximal = settings_of(config, where).proximal
     several = found.epochs * found.mini_batches > 1
     if proximal == "recompute" and not several:
         raise ConfigError(
             "[trainer.ppo]: with one update on a batch proximal = 'recompute' is 'current': name that, or "
-            "raise epochs or "
-            "mini_batches."
+            "raise epochs or mini_batches."
         )
     if several and proximal not in ("behaviour", "recompute", "snapshot"):
         name = proximal if isinstance(proximal, str) else proximal.name
         raise ConfigError(
-            "[trainer.ppo]: several updates on a batch are held near the policy that sampled it by the "
-            "ratio to that policy, "
-            f"and proximal = {name!r} moves along with each of them: set trainer.update.proximal = "
-            "'behaviour', 'recompute' or "
-            "'snapshot'."
+            "[trainer.ppo]: several updates on a batch are held near the policy that sampled it by the ratio "
+            f"to that policy, and proximal = {name!r} moves along with each of them: set "
+            "trainer.update.proximal = 'behaviour', 'recompute' or 'snapshot'."
         )
     return found

@@ -1,8 +1,8 @@
-"""A policy, or a critic, and its optimizer in shards over the processes of a world (FSDP2), and both whole
-again in its leader.
+"""Shards a policy or critic and its optimizer over the processes of a world (FSDP2), and gathers both in the
+leader.
 
-What is gathered does not depend on the number of shards, bit for bit: one checkpoint format serves every
-number of processes. Importing this takes a second, so whoever trains in one process does not.
+The gathered state does not depend on the number of shards, bit for bit, so there is one checkpoint format.
+Importing this module takes a second, so a trainer with one process does not import it.
 """
 
 from typing import Any
@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.optim import Optimizer
 
-from trainers.critic import Critic
 from trainers.policy import Policy
+from trainers.value_function import Critic
 from trainers.world import World
 
 _GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -28,10 +28,10 @@ _SCATTER = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
 def shard(model: Policy | Critic, world: World) -> None:
-    """Keep this process's shard of each weight, on its device. Gradients are sums over the processes, not
-    means.
-    """
+    """Keep this process's shard of each weight, on its device."""
     mesh = init_device_mesh(world.device, (world.size,))
+    # Gradients are summed over the processes, not averaged: each token's weight already includes the
+    # denominator of the whole batch.
     for module in (*model.blocks, model):
         sharded = fully_shard(module, mesh=mesh)
         sharded.set_gradient_divide_factor(1.0)
@@ -40,19 +40,20 @@ def shard(model: Policy | Critic, world: World) -> None:
 
 
 def gather(model: Policy | Critic, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """`state_dict()` of both as one process would have them, in the leader's memory; of other processes
-    nothing.
+    """The unsharded `state_dict()` of both in the leader, in main memory; empty in the other processes.
 
     All processes call this together.
     """
     weights = gather_weights(model)
-    if not optimizer.state:  # asked for what is not there, the library would take a step
+    # Before the first step there is no state. torch would then take a step to create one.
+    if not optimizer.state:
         return weights, optimizer.state_dict()
-    found: Any = get_optimizer_state_dict(model, optimizer, options=_GATHER)
-    if not found:
+    named: Any = get_optimizer_state_dict(model, optimizer, options=_GATHER)
+    if not named:
         return {}, {}
+    # torch names the parameters; an optimizer in one process numbers them. The checkpoint has numbers.
     index = {name: number for number, name in enumerate(_trained(model))}
-    state = {index[name]: values for name, values in found["state"].items()}
+    state = {index[name]: values for name, values in named["state"].items()}
     return weights, {
         "state": dict(sorted(state.items())),
         "param_groups": optimizer.state_dict()["param_groups"],
@@ -60,27 +61,27 @@ def gather(model: Policy | Critic, optimizer: Optimizer) -> tuple[dict[str, Tens
 
 
 def gather_weights(model: Policy | Critic) -> dict[str, Tensor]:
-    """`state_dict()` as one process would have it, in the leader's memory; of other processes nothing.
-    Called together.
+    """The unsharded `state_dict()` in the leader, in main memory; empty in the other processes. All processes
+    call this together.
     """
-    weights: Any = get_model_state_dict(model, options=_GATHER)
-    found: dict[str, Tensor] = weights
-    return found
+    state: Any = get_model_state_dict(model, options=_GATHER)
+    weights: dict[str, Tensor] = state
+    return weights
 
 
 def scatter_weights(model: Policy | Critic, weights: dict[str, Tensor]) -> None:
-    """Undo `gather_weights`. Called together; only the leader's weights count."""
+    """The inverse of `gather_weights`. All processes call this together; only the leader's weights count."""
     set_model_state_dict(model, dict(weights), options=_SCATTER)
 
 
 def scatter(
     model: Policy | Critic, optimizer: Optimizer, weights: dict[str, Tensor], state: dict[str, Any] | None
 ) -> None:
-    """Undo `gather`: the leader's weights and optimizer state into everyone's shards; None leaves the
-    optimizer.
+    """The inverse of `gather`: put the leader's weights and optimizer state into the shards of all processes.
+    None leaves the optimizer unchanged.
 
-    All processes call this together; only the leader's arguments count, but whether there is a state must be
-    known to all.
+    All processes call this together. Only the leader's arguments count, but `state` must be None in all
+    processes or in none.
     """
     scatter_weights(model, weights)
     if state is None:
@@ -100,5 +101,5 @@ def scatter(
 
 
 def _trained(model: Policy | Critic) -> list[str]:
-    """Names of what the optimizer has, in its order."""
+    """Names of the optimizer's parameters, in its order."""
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]

@@ -1,7 +1,7 @@
 """The policy under training with its optimizer: whole in one process, or in shards over several.
 
-Every process has a `TrainedPolicy`. What the leader asks of its own, the followers do with it: they wait in
-`follow` for the name and arguments of its calls. So an algorithm reads the same for any number of processes.
+Every process has a `TrainedPolicy`. The followers wait in `follow` for the names and arguments of the leader's
+calls and repeat them. So an algorithm reads the same for any number of processes.
 """
 
 from collections.abc import Sequence
@@ -16,28 +16,26 @@ from harnessgym.run_config.run import RunConfig
 from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
 from trainers.checkpoint import RandomState
-from trainers.gradients import score_all
+from trainers.gradients import mean_logprobs, score_all
 from trainers.lora import adapt
 from trainers.policy import Policy
 from trainers.policy_weights import load_policy, load_weights, packed_weights, published_weights
 from trainers.ppo_settings import CriticSettings
 from trainers.proximal.average import MovingAverage
 from trainers.proximal.proximal import Proximal
-from trainers.proximal.settings import Ewma
 from trainers.proximal.snapshots import Snapshots
-from trainers.scoring import mean_logprobs
 from trainers.update import GradientAccumulation, UpdateMetrics, make_optimizer, policy_update
-from trainers.update_settings import settings_of
+from trainers.update_settings import Ewma, settings_of
 from trainers.value_function import ValueFunction, ValueMetrics
 from trainers.world import ALONE, World
 
 State = tuple[dict[str, Tensor], dict[str, Any], tuple[RandomState, ...]]
-"""Weights under their Hugging Face names, the optimizer's state, the generators of each process by rank."""
+"""Weights by Hugging Face name, the optimizer's state, and the random state of each process by rank."""
 
 
 class TrainedPolicy:
-    """One process's part of the policy and its optimizer. Calls are the leader's; `follow` is for the
-    others.
+    """One process's part of the policy and its optimizer. The leader calls its methods; the others call
+    `follow`.
     """
 
     def __init__(
@@ -47,8 +45,8 @@ class TrainedPolicy:
         versions: Path | None = None,
         critic: CriticSettings | None = None,
     ) -> None:
-        """`versions` is where the run's policy versions are published, for a proximal policy that needs them;
-        `critic` says that there is to be one.
+        """`versions` is the folder of the run's published versions, which some proximal policies need. With
+        `critic` there is a critic, too.
         """
         self.settings = settings_of(config)
         self.world = world
@@ -79,19 +77,18 @@ class TrainedPolicy:
             return None
         if versions is None:
             raise TrainerError(
-                "proximal = 'snapshot' reads published versions, and this trainer does not know where they "
-                "are."
+                "proximal = 'snapshot' reads published versions: pass the run's `versions` folder."
             )
         return Snapshots(self.policy, self.settings, versions, kept, self.world)
 
     def follow(self) -> None:
-        """Do what the leader does until it calls `dismiss`."""
-        while order := self.world.heard():
+        """Repeat the leader's calls until it calls `dismiss`."""
+        while order := self.world.next_order():
             name, *arguments = order
             getattr(self, name)(*arguments)
 
     def dismiss(self) -> None:
-        """Let the followers go."""
+        """End the followers' `follow`."""
         self.world.lead()
 
     @property
@@ -100,9 +97,7 @@ class TrainedPolicy:
         return self.settings.proximal == "loglinear"
 
     def recomputed(self, rows: Sequence[Row]) -> list[FloatArray]:
-        """Logprobs of all tokens under the weights that the policy has, for the `update`s to come; float32
-        [T] per row.
-        """
+        """Logprobs of all tokens under the current weights, for later calls of `update`; float32 [T] per row."""
         self.world.lead("recomputed", rows)
         return score_all(
             self.policy, rows, self.settings.temperature, self.settings.micro_batch_tokens, self.world
@@ -115,19 +110,19 @@ class TrainedPolicy:
         ages: Sequence[IdArray] | None = None,
         proximal: Sequence[FloatArray] | None = None,
     ) -> UpdateMetrics:
-        """One optimizer step on a batch; see `policy_update`. `proximal` is what `recomputed` gave, where
-        there is such.
+        """Take one optimizer step on a batch; see `policy_update`. `proximal` is the result of `recomputed`, if
+        that is used.
         """
         self.world.lead("update", rows, advantages, ages, proximal)
         if self._proximal is not None:
             proximal = self._proximal.logprobs(rows)
-        found = policy_update(
+        metrics = policy_update(
             self.policy, self.optimizer, rows, advantages, self.settings, proximal, self.world, ages
         )
-        return self._stepped(found)
+        return self._stepped(metrics)
 
     def begin(self) -> None:
-        """Begin a step whose batch comes in parts; see `GradientAccumulation`."""
+        """Begin a step whose batch arrives in parts; see `GradientAccumulation`."""
         self.world.lead("begin")
         self._gradients = GradientAccumulation(self.policy, self.optimizer, self.settings, self.world)
 
@@ -156,15 +151,15 @@ class TrainedPolicy:
         return metrics
 
     def score(self, texts: Sequence[IdArray], tails: Sequence[int]) -> list[float]:
-        """Of texts, int32 [T] each: the mean logprob of so many tokens at the end of each. Changes nothing.
+        """The mean logprob of the last `tails[i]` tokens of each text, int32 [T]. Changes nothing.
 
-        Every process computes them all: where the policy lies in shards, each has to take part in each pass.
+        Every process computes all of them: if the policy is sharded, each must take part in each pass.
         """
         self.world.lead("score", texts, tails)
         return mean_logprobs(self.policy, texts, tails, self.settings)
 
     def values(self, rows: Sequence[Row]) -> list[FloatArray]:
-        """What the critic expects before each token, float32 [T] per row."""
+        """The critic's values before each token, float32 [T] per row."""
         self.world.lead("values", rows)
         assert self.value_function is not None
         return self.value_function.values(rows)
@@ -172,22 +167,22 @@ class TrainedPolicy:
     def update_critic(
         self, rows: Sequence[Row], targets: Sequence[FloatArray], old: Sequence[FloatArray]
     ) -> ValueMetrics:
-        """One optimizer step of the critic; see `ValueFunction.update`."""
+        """Take one optimizer step of the critic; see `ValueFunction.update`."""
         self.world.lead("update_critic", rows, targets, old)
         assert self.value_function is not None
         return self.value_function.update(rows, targets, old)
 
     def critic_state(self) -> dict[str, Any] | None:
-        """What a checkpoint needs of the critic, as copies; None if there is none."""
+        """The critic's state for a checkpoint, as copies; None without a critic."""
         self.world.lead("critic_state")
         return None if self.value_function is None else self.value_function.state()
 
     def state(self) -> State:
-        """All that a checkpoint needs. Weights are copies in main memory; the optimizer's may change with
-        the next step.
+        """The state for a checkpoint. Weights are copies in main memory; the next step may change the optimizer's
+        state in place.
         """
         self.world.lead("state")
-        randoms = tuple(self.world.everyones(RandomState.here()))
+        randoms = tuple(self.world.all_gather(RandomState.here()))
         if self.world.size == 1:
             weights = published_weights(self.policy)
             optimizer = self.optimizer.state_dict()
@@ -198,7 +193,7 @@ class TrainedPolicy:
         return published_weights(self.policy, weights), optimizer, randoms
 
     def adapter_state(self) -> dict[str, Any] | None:
-        """What a checkpoint needs in place of weights where adapters are trained, as copies; else None."""
+        """The adapters' state, which a checkpoint has instead of weights, as copies; None without adapters."""
         self.world.lead("adapter_state")
         if self.policy.lora is None:
             return None
@@ -209,7 +204,7 @@ class TrainedPolicy:
         return self.policy.lora.state(gather_weights(self.policy))
 
     def proximal_state(self) -> dict[str, Any] | None:
-        """What a checkpoint needs of the proximal policy, as copies; None if nothing."""
+        """The proximal policy's state for a checkpoint, as copies; None if it has none."""
         self.world.lead("proximal_state")
         return None if self._proximal is None else self._proximal.state()
 
@@ -222,13 +217,15 @@ class TrainedPolicy:
         critic: dict[str, Any] | None = None,
         adapters: dict[str, Any] | None = None,
     ) -> None:
-        """Go on from these weights, or these adapters, and, if given, from this optimizer state, these
-        generators and these states of the proximal policy and the critic.
+        """Load weights or adapters and, if given, the states of the optimizer, the generators, the proximal
+        policy and the critic.
 
-        A process whose generators are not among them keeps its own: torch's begins with the run's seed plus
-        its rank. Raises `TrainerError` if there are adapters and none are trained, or the other way round, or
-        they do not fit.
+        A process without an entry in `randoms` keeps its own state: torch's starts from the run's seed plus
+        its rank. Raises `TrainerError` if there are adapters and none are trained, or vice versa, or they do
+        not fit.
         """
+        # Only the leader has the state: the followers are called without arguments, and the collective
+        # operations below give them their shards. A bad checkpoint raises before any of them has begun.
         tensors = self._adapters(adapters) if self.world.rank == 0 else {}
         self.world.lead("load")
         if self.world.size == 1:
@@ -245,24 +242,23 @@ class TrainedPolicy:
                 packed = packed_weights(self.policy, weights) if weights is not None else {}
             else:
                 packed = gather_weights(self.policy) | tensors
-            stepped = self.world.shared(optimizer is not None and bool(optimizer["state"]))
+            stepped = self.world.broadcast(optimizer is not None and bool(optimizer["state"]))
             scatter(self.policy, self.optimizer, packed, (optimizer or {}) if stepped else None)
         if self._proximal is not None:
             self._proximal.load(proximal)
         if self.value_function is not None:
             self.value_function.load(critic)
-        randoms = self.world.shared(randoms)
+        randoms = self.world.broadcast(randoms)
         if self.world.rank < len(randoms):
             randoms[self.world.rank].restore()
 
     def _adapters(self, state: dict[str, Any] | None) -> dict[str, Tensor]:
-        """Those of a checkpoint, none where whole weights are trained. Raises `TrainerError`."""
+        """A checkpoint's adapters; empty if whole weights are trained. Raises `TrainerError`."""
         if self.policy.lora is not None:
             return self.policy.lora.tensors_of(state)
         if state is not None:
             raise TrainerError(
-                f"The checkpoint holds adapters ({state['settings']}), and trainer.lora is off: resume with "
-                "those settings, or "
-                "begin a new run from a version (`harnessgym weights export`)."
+                f"The checkpoint has adapters ({state['settings']}) and trainer.lora is off: resume with these "
+                "settings, or begin a new run from a version (`harnessgym weights export`)."
             )
         return {}

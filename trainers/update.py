@@ -1,11 +1,10 @@
 """One optimizer step on a batch of rows: the arithmetic that every trainer here shares.
 
-Each trained token has a loss against a proximal policy, weighted by corrections for what another policy
-sampled; both are named in `UpdateSettings`. By default it is the clipped surrogate. Given equal inputs, the
-step is deterministic.
+Each trained token has a loss against a proximal policy, weighted by corrections for off-policy tokens; both
+are named in `UpdateSettings`. The default is the clipped surrogate. Equal inputs give equal bits.
 
-With a `World` of several processes, each of them calls the same functions with the same rows, computes its
-part of them, and gets the metrics of all.
+In a `World` of several processes, each process calls the same functions with the same rows, computes its part,
+and gets the metrics of the whole batch.
 """
 
 from collections.abc import Sequence
@@ -33,17 +32,17 @@ __all__ = ["GradientAccumulation", "UpdateMetrics", "UpdateSettings", "make_opti
 
 @dataclass(frozen=True, slots=True)
 class UpdateMetrics:
-    """What one step did. All are measured before the weights change; ratios are per trained token."""
+    """Measurements of one step, before the weights change. Ratios are per trained token."""
 
     loss: float
     grad_norm: float
     """L2 norm before clipping."""
     mean_ratio: float
-    """Mean of pi / mu: near 1 when the recorded logprobs are those of the distribution that was sampled."""
+    """Mean of pi / mu. It is near 1 if the recorded logprobs are those of the sampled distribution."""
     ess: float
     """Effective sample size of pi / mu as a share of the tokens, before truncation."""
     rollout_ess: float
-    """The same of whole rollouts, each the product of its tokens' ratios: what lr_rule = "ess" goes by."""
+    """The same for rollouts, each with the product of its tokens' ratios; lr_rule = "ess" uses it."""
     kl: float
     """KL(mu, pi) by the k3 estimator, r - 1 - log r (Schulman 2020), nats per token."""
     clip_fraction: float
@@ -51,23 +50,24 @@ class UpdateMetrics:
     masked: float
     """Share of tokens that corrections masked. They count in every denominator."""
     entropy: float
-    """Mean of -log pi over the sampled tokens: the policy's entropy, estimated on what mu sampled, nats
-    per token."""
+    """Mean of -log pi over the tokens that mu sampled, an estimate of the policy's entropy in nats per
+    token."""
     lr: float
-    """Learning rate that the step was taken with."""
+    """Learning rate of the step."""
     baseline: float
-    """What baseline = "minimum_variance" subtracted from the rewards; else 0."""
+    """The baseline that "minimum_variance" subtracted from the rewards; else 0."""
     tokens: int
     rollouts: int
 
     def as_dict(self) -> dict[str, float]:
-        """By name."""
+        """The metrics by name."""
         return {name: float(getattr(self, name)) for name in self.__dataclass_fields__}
 
 
 def make_optimizer(policy: torch.nn.Module, settings: UpdateSettings) -> torch.optim.Optimizer:
-    """AdamW of what is trained, without weight decay, with the short second-moment memory that few, noisy
-    steps want.
+    """AdamW over the parameters that are trained, without weight decay.
+
+    beta_2 = 0.95 forgets old second moments quickly, which suits a run of few, noisy steps.
     """
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     return torch.optim.AdamW(trained, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
@@ -85,25 +85,23 @@ def policy_update(
 ) -> UpdateMetrics:
     """Take one optimizer step on `rows`, with one advantage per row (a number, or float [T]).
 
-    `proximal` holds the logprobs [T] per row of a policy to clip ratios against, where `settings.proximal` is
-    not one that the pass itself gives (or instead of that); `ages` the staleness [T] per row of each token,
+    `proximal` has the proximal policy's logprobs, [T] per row. It is required if the pass itself does not
+    compute `settings.proximal`, and replaces it otherwise. `ages` is the staleness of each token, [T] per row,
     which "loglinear" needs. Raises `TrainerError` for lengths that do not match, a batch without trained
     tokens, or a gradient that is not finite (the weights are then unchanged).
     """
     batch = _checked(rows, advantages, settings, proximal, ages)
     optimizer.zero_grad(set_to_none=True)
     baseline = _baseline(policy, settings, world)
-    seen = _add(policy, batch, settings, world, baseline)
-    return _step(policy, optimizer, settings, seen, baseline, len({row.rollout_id for row in rows}))
+    stats = _add(policy, batch, settings, world, baseline)
+    return _step(policy, optimizer, settings, stats, baseline, len({row.rollout_id for row in rows}))
 
 
 class GradientAccumulation:
-    """One optimizer step whose batch arrives in parts; the same as `policy_update` on all of them, up to
-    rounding.
+    """One optimizer step whose batch arrives in parts; equal to `policy_update` on the whole, up to rounding.
 
-    Sums of gradients are divided by the batch's denominator once it is known. Equal parts in an equal order
-    give equal bits, whenever each of them came. Until `step` nothing else may touch the gradients; begun
-    again, it starts from none.
+    The summed gradients are divided by the batch's denominator once it is known. Equal parts in an equal order
+    give equal bits, whenever they arrive. Nothing else may touch the gradients before `step`.
     """
 
     def __init__(
@@ -113,7 +111,7 @@ class GradientAccumulation:
         self.optimizer = optimizer
         self.settings = settings
         self.world = world
-        self._seen: list[TokenStats] = []
+        self._stats: list[TokenStats] = []
         self._rollouts: set[str] = set()
         self._denominator = 0
         self._baseline = _baseline(policy, settings, world)
@@ -126,29 +124,29 @@ class GradientAccumulation:
         proximal: Sequence[FloatArray] | None = None,
         ages: Sequence[IdArray] | None = None,
     ) -> None:
-        """Add the gradients of some rollouts, all rows of each; without trained tokens they count in
-        denominators alone.
+        """Add the gradients of some rollouts, with all rows of each. Rollouts without trained tokens count in
+        denominators only.
 
         Raises `TrainerError` as `policy_update` does, and for rows of a rollout that was added before.
         """
         again = self._rollouts & {row.rollout_id for row in rows}
         if again:
             raise TrainerError(
-                f"Rollout {min(again)} is in two parts of a batch: its rows must be added together."
+                f"Rollout {min(again)} is in two parts of a batch. Add all its rows in one part."
             )
         if any(row.mask.any() for row in rows):
             part = _checked(rows, advantages, self.settings, proximal, ages, total=1)
-            self._seen += _add(self.policy, part, self.settings, self.world, self._baseline)
+            self._stats += _add(self.policy, part, self.settings, self.world, self._baseline)
         self._rollouts |= {row.rollout_id for row in rows}
         self._denominator += denominator(rows, self.settings.normalisation)
 
     def step(self) -> UpdateMetrics:
-        """Step on what was added. Raises `TrainerError` if that is nothing, or its gradient is not finite."""
-        if not self._seen:
+        """Take the step. Raises `TrainerError` if no trained token was added or the gradient is not finite."""
+        if not self._stats:
             raise TrainerError("The batch has no trained token: there is no step to take.")
         rollouts = len(self._rollouts)
         whole = self._denominator
-        return _step(self.policy, self.optimizer, self.settings, self._seen, self._baseline, rollouts, whole)
+        return _step(self.policy, self.optimizer, self.settings, self._stats, self._baseline, rollouts, whole)
 
 
 def _checked(
@@ -170,10 +168,10 @@ def _checked(
         )
     if proximal is None and (settings.proximal not in ("behaviour", "current", "loglinear")):
         raise TrainerError(
-            f"Logprobs of the proximal policy are needed with proximal = {settings.proximal!r}."
+            f"proximal = {settings.proximal!r} needs the logprobs of the proximal policy: pass `proximal`."
         )
     if proximal is None and ages is None and settings.proximal == "loglinear":
-        raise TrainerError("The staleness of each token (ages) is needed with proximal = 'loglinear'.")
+        raise TrainerError("proximal = 'loglinear' needs the staleness of each token: pass `ages`.")
     items = []
     times = _times(rows) if settings.whole_rollouts else [np.zeros(len(row.ids), np.int64) for row in rows]
     for index, (row, weights) in enumerate(
@@ -200,16 +198,16 @@ def _checked(
 
 
 def _times(rows: Sequence[Row]) -> list[TimeArray]:
-    """When each token was sampled, among those of its rollout; see `sampling_times`."""
+    """When each token was sampled relative to the others of its rollout; see `sampling_times`."""
     own: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
         own.setdefault(row.rollout_id, []).append(index)
-    found = {
+    by_row = {
         index: times
         for indices in own.values()
         for index, times in zip(indices, sampling_times([rows[index] for index in indices]), strict=True)
     }
-    return [found[index] for index in range(len(rows))]
+    return [by_row[index] for index in range(len(rows))]
 
 
 def _baseline(policy: Policy, settings: UpdateSettings, world: World) -> MinimumVariance | None:
@@ -217,8 +215,8 @@ def _baseline(policy: Policy, settings: UpdateSettings, world: World) -> Minimum
         return None
     if world.size > 1:
         raise TrainerError(
-            "The gradient of each rollout alone is not to be had where several processes add up those of "
-            "theirs."
+            "baseline = 'minimum_variance' needs the gradient of each rollout, and several processes add "
+            "theirs up: set trainer.processes = 1."
         )
     return MinimumVariance(policy)
 
@@ -230,12 +228,10 @@ def _add(
     world: World,
     baseline: MinimumVariance | None,
 ) -> list[TokenStats]:
-    """Add the gradients of all items: to the parameters, or rollout by rollout to what a baseline is found
-    from.
-    """
+    """Add the gradients of all items to the parameters or, rollout by rollout, to the baseline."""
     if baseline is None:
         return backward_all(policy, items, settings, world)
-    seen = []
+    stats = []
     rollouts: dict[str, list[Item]] = {}
     for item in items:
         rollouts.setdefault(item.row.rollout_id, []).append(item)
@@ -244,36 +240,36 @@ def _add(
         if not any(map(len, trained)):
             continue
         reward = reward_of(rollout_id, torch.from_numpy(np.concatenate(trained)))
+        # With an advantage of 1 the gradient is the rollout's score G_i; the baseline multiplies it by
+        # R_i - b once b is known.
         scores = [replace(item, advantages=np.ones_like(item.advantages)) for item in own]
-        found = backward_all(policy, scores, settings, world)
-        baseline.add(reward, sum(part.loss for part in found))
-        seen += found
-    return seen
+        own_stats = backward_all(policy, scores, settings, world)
+        baseline.add(reward, sum(part.loss for part in own_stats))
+        stats += own_stats
+    return stats
 
 
 def _step(
     policy: Policy,
     optimizer: torch.optim.Optimizer,
     settings: UpdateSettings,
-    seen: Sequence[TokenStats],
+    stats: Sequence[TokenStats],
     baseline: MinimumVariance | None,
     rollouts: int,
     whole: int | None = None,
 ) -> UpdateMetrics:
-    """Step along the gradients that are there, divided by `whole`. Raises `TrainerError` if they are not
-    finite.
-    """
+    """Step along the accumulated gradients divided by `whole`. Raises `TrainerError` if they are not finite."""
     if baseline is not None:
-        baseline.give()
+        baseline.apply()
     if whole is not None:
         for parameter in policy.parameters():
             if parameter.grad is not None:
                 parameter.grad.div_(whole)
-    log_weight_R = _log_weights(seen)
+    log_weight_R = _log_weights(stats)
     lr = step_size(settings, log_weight_R)
     norm = _clip_and_step(policy, optimizer, settings, lr)
-    loss = sum(part.loss for part in seen) if baseline is None else baseline.loss
-    log_ratio_N = torch.cat([part.log_ratio_N for part in seen])
+    loss = sum(part.loss for part in stats) if baseline is None else baseline.loss
+    log_ratio_N = torch.cat([part.log_ratio_N for part in stats])
     ratio_N = log_ratio_N.exp()
     return UpdateMetrics(
         loss=loss if whole is None else loss / whole,
@@ -282,9 +278,9 @@ def _step(
         ess=float(effective_sample_size(log_ratio_N)),
         rollout_ess=float(effective_sample_size(log_weight_R)),
         kl=float((ratio_N - 1 - log_ratio_N).mean()),
-        clip_fraction=float(torch.cat([part.clipped_N for part in seen]).float().mean()),
-        masked=float(torch.cat([part.masked_N for part in seen]).float().mean()),
-        entropy=float(-torch.cat([part.logprobs_N for part in seen]).mean()),
+        clip_fraction=float(torch.cat([part.clipped_N for part in stats]).float().mean()),
+        masked=float(torch.cat([part.masked_N for part in stats]).float().mean()),
+        entropy=float(-torch.cat([part.logprobs_N for part in stats]).mean()),
         lr=lr,
         baseline=0.0 if baseline is None else baseline.value,
         tokens=log_ratio_N.numel(),
@@ -292,21 +288,21 @@ def _step(
     )
 
 
-def _log_weights(seen: Sequence[TokenStats]) -> Tensor:
-    """Sum of log(pi / mu) over the trained tokens of each rollout, float64 [R], by its id."""
-    found: dict[str, float] = {}
-    for part in seen:
+def _log_weights(stats: Sequence[TokenStats]) -> Tensor:
+    """Sum of log(pi / mu) over the trained tokens of each rollout, float64 [R], sorted by rollout id."""
+    sums: dict[str, float] = {}
+    for part in stats:
         sums_R = torch.zeros(len(part.rollouts), dtype=torch.float64)
         sums_R.index_add_(0, part.rollout_N, part.log_ratio_N.double())
         for rollout_id, value in zip(part.rollouts, sums_R.tolist(), strict=True):
-            found[rollout_id] = found.get(rollout_id, 0.0) + value
-    return torch.tensor([found[rollout_id] for rollout_id in sorted(found)], dtype=torch.float64)
+            sums[rollout_id] = sums.get(rollout_id, 0.0) + value
+    return torch.tensor([sums[rollout_id] for rollout_id in sorted(sums)], dtype=torch.float64)
 
 
 def _clip_and_step(
     policy: Policy, optimizer: torch.optim.Optimizer, settings: UpdateSettings, lr: float
 ) -> float:
-    """`clip_and_step`, at the rate of this step alone."""
+    """`clip_and_step` with this step's learning rate; afterwards the optimizer has the setting's again."""
     for group in optimizer.param_groups:
         group["lr"] = lr
     try:
@@ -317,11 +313,13 @@ def _clip_and_step(
 
 
 def clip_and_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm: float) -> float:
-    """Step along the gradients that are there; their norm before clipping. Raises `TrainerError` if it is
-    not finite.
+    """Clip the accumulated gradients and step; returns their norm before clipping.
+
+    Raises `TrainerError` if the norm is not finite.
     """
     length = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     norm = float(length.full_tensor() if hasattr(length, "full_tensor") else length)
+    # Checked before the step: AdamW would write NaN into its moments, and no later batch could recover.
     if not np.isfinite(norm):
         optimizer.zero_grad(set_to_none=True)
         raise TrainerError(

@@ -16,7 +16,26 @@ from harnessgym.run_config.run import RunConfig
 from trainers.corrections.settings import CorrectionSettings, Tis
 from trainers.losses.normalisation import Normalisation
 from trainers.losses.settings import Dapo, LossSettings, NamedPart
-from trainers.proximal.settings import Ewma
+
+
+class Ewma(Config):
+    """A moving average of past versions' weights (PPO-EWMA, revised: arXiv 2605.12070, known from a third
+    party's note).
+    """
+
+    name: Literal["ewma"] = "ewma"
+    window: int | None = Field(None, gt=0)
+    """W, in versions: each counts W / (W + 2) of what the next one does. `max_staleness` if not given."""
+    reset_below: float = Field(0.9, ge=0, le=1)
+    """When corrections leave a smaller share of the tokens than this, the average begins again from the
+    weights that the step makes. 0: never."""
+
+    @property
+    def beta(self) -> float:
+        """Weight of a version relative to the one after it."""
+        window = self.window or 0
+        return window / (window + 2)
+
 
 P = TypeVar("P", bound=NamedPart)
 
@@ -138,8 +157,7 @@ class UpdateSettings(BaseModel):
         if self.baseline == "minimum_variance" and self.loss.name != "reinforce":
             raise ValueError(
                 "baseline = 'minimum_variance' is that of the gradient sum w (R - b) grad log pi, and "
-                f"{self.loss.name} "
-                "bends it by the sign and size of R - b: set loss = 'reinforce'"
+                f"{self.loss.name} bends it by the sign and size of R - b: set loss = 'reinforce'"
             )
         if (
             isinstance(self.proximal, Ewma)
@@ -148,8 +166,7 @@ class UpdateSettings(BaseModel):
         ):
             raise ValueError(
                 "proximal = 'ewma' begins again when corrections mask too many tokens, and none of them "
-                "masks: add mis or "
-                "icepop, or set reset_below = 0"
+                "masks: add mis or icepop, or set reset_below = 0"
             )
         return self
 
@@ -175,27 +192,24 @@ def _fits_run(named: str, config: RunConfig, where: str) -> None:
     if named in ("snapshot", "ewma", "loglinear") and trainer.max_staleness == 0:
         raise ConfigError(
             f"{where}: with max_staleness = 0 every token was sampled by the policy that the step starts "
-            "from, so proximal = "
-            f"{named!r} is 'current': name that, or raise max_staleness."
+            f"from, so proximal = {named!r} is 'current': name that, or raise max_staleness."
         )
     if named == "recompute" and trainer.algorithm == "grpo":
         raise ConfigError(
             f"{where}: algorithm = 'grpo' takes one step on a batch, so proximal = 'recompute' is 'current': "
-            "name that, or set "
-            "algorithm = 'ppo' with several epochs or mini_batches."
+            "name that, or set algorithm = 'ppo' with several epochs or mini_batches."
         )
     if trainer.lora.on and named == "ewma":
         raise ConfigError(
             f"{where}: proximal = 'ewma' averages weights, and averages of A and of B do not make the "
-            "average of B A: choose "
-            "another proximal policy, or leave trainer.lora out."
+            "average of B A: choose another proximal policy, or leave trainer.lora out."
         )
     kept = config.trainer.publish.keep
     if named == "snapshot" and kept and kept <= trainer.max_staleness:
         raise ConfigError(
             f"{where}: proximal = 'snapshot' reads versions up to max_staleness = {trainer.max_staleness} "
-            "old, and the newest "
-            f"{kept} stay on disk: set trainer.publish.keep to {trainer.max_staleness + 1} at least, or 0."
+            f"old, and the newest {kept} stay on disk: set trainer.publish.keep to "
+            f"{trainer.max_staleness + 1} at least, or 0."
         )
 
 
@@ -215,27 +229,25 @@ def settings_of(config: RunConfig, where: str = "[trainer.update]") -> UpdateSet
         if trainer.advantage in names("advantage") and trainer.advantage != "reward":
             raise ConfigError(
                 f"{where}: baseline = 'minimum_variance' chooses what is subtracted from rewards, and "
-                "trainer.advantage = "
-                f"{trainer.advantage!r} has subtracted something already: set trainer.advantage = 'reward'."
+                f"trainer.advantage = {trainer.advantage!r} has subtracted something already: set "
+                "trainer.advantage = 'reward'."
             )
         if config.filter.steps_kept < 1:
             raise ConfigError(
                 f"{where}: baseline = 'minimum_variance' takes one reward for all tokens of a rollout, and "
-                "filter.steps_kept = "
-                f"{config.filter.steps_kept} gives those of some turns none: set filter.steps_kept = 1."
+                f"filter.steps_kept = {config.filter.steps_kept} gives those of some turns none: set "
+                "filter.steps_kept = 1."
             )
         if trainer.processes > 1:
             raise ConfigError(
                 f"{where}: baseline = 'minimum_variance' needs the gradient of each rollout alone, and "
-                f"{trainer.processes} "
-                "processes add up those of theirs: set trainer.processes = 1."
+                f"{trainer.processes} processes add up those of theirs: set trainer.processes = 1."
             )
     sampled_at = config.sampling.temperature
     if trainer.update.get("temperature", sampled_at) != sampled_at:
         raise ConfigError(
             f"{where}: temperature = {found.temperature} is not the one that rollouts are sampled at, and at "
-            "which "
-            "log-probabilities are compared: leave it out, or set sampling.temperature, which is "
+            "which log-probabilities are compared: leave it out, or set sampling.temperature, which is "
             f"{sampled_at}."
         )
     filled: dict[str, Any] = {"temperature": sampled_at}

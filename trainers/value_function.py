@@ -1,33 +1,68 @@
-"""One process's part of the critic and its optimizer. All processes call each of these together
-(`trainers.trained_policy`).
+"""The critic: a value function V over the tokens of a rollout, for PPO, and its training.
+
+The critic is a separate transformer. It starts as a copy of the policy, with a head of one number instead of
+the vocabulary. It does not share the policy's trunk: published weights stay an ordinary Hugging Face model that
+any engine loads, the value loss does not change the policy, and each has its own learning rate and clipping.
+The cost is the memory and the passes of a second model. The head starts at zero, so the first values are 0 and
+the first advantages equal the returns.
+
+`ValueFunction` is one process's part of the critic and its optimizer. All processes call each of its methods
+together (`trainers.trained_policy`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
-from trainers.checkpoint_writer import staged
-from trainers.critic import Critic
+from trainers.checkpoint import staged
 from trainers.gradients import per_token
 from trainers.losses.normalisation import token_weights
 from trainers.losses.value import value_loss
-from trainers.packing import micro_batches, pack
-from trainers.policy import Policy
+from trainers.packing import Packed, micro_batches, pack
+from trainers.policy import DecoderLayer, Policy
 from trainers.ppo_settings import CriticSettings
 from trainers.update import clip_and_step, make_optimizer
 from trainers.update_settings import UpdateSettings
 from trainers.world import ALONE, World
 
 
+class Critic(nn.Module):
+    """The value of the state before a token: one number from the trunk's last hidden state."""
+
+    def __init__(self, start: Policy) -> None:
+        """Copy the weights of a policy that is not sharded."""
+        super().__init__()
+        self.trunk = Policy(replace(start.config, tie_word_embeddings=True))
+        self.trunk.products = start.products
+        self.trunk.load_state_dict(
+            {name: tensor for name, tensor in start.state_dict().items() if name != "lm_head.weight"}
+        )
+        self.head = nn.Linear(start.config.hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    @property
+    def blocks(self) -> tuple[DecoderLayer, ...]:
+        """Its layers."""
+        return self.trunk.blocks
+
+    def values(self, packed: Packed, before_M: Tensor) -> Tensor:
+        """V at these positions of packed rows, float32 [M]. The state in which a token is sampled ends with the
+        token before it; see `Packed.trained`.
+        """
+        hidden_ME = self.trunk.normed(self.trunk.hidden(packed).index_select(0, before_M))
+        return (torch.mv(hidden_ME, self.head.weight[0]) + self.head.bias).float()
+
+
 @dataclass(frozen=True, slots=True)
 class ValueMetrics:
-    """What one step of the critic did, measured before its weights changed."""
+    """Measurements of one step of the critic, before its weights change."""
 
     value_loss: float
     value_error: float
@@ -38,7 +73,7 @@ class ValueMetrics:
     """L2 norm before clipping."""
 
     def as_dict(self) -> dict[str, float]:
-        """By name."""
+        """The metrics by name."""
         return {name: float(getattr(self, name)) for name in self.__dataclass_fields__}
 
 
@@ -48,9 +83,7 @@ class ValueFunction:
     def __init__(
         self, start: Policy, settings: CriticSettings, update: UpdateSettings, world: World = ALONE
     ) -> None:
-        """`start` is whole, in no shards. Of `update` micro-batches and normalisation are the critic's,
-        too.
-        """
+        """`start` must not be sharded. The critic shares the micro-batches and normalisation of `update`."""
         self.settings = settings
         self.update_settings = update
         self.world = world
@@ -64,9 +97,7 @@ class ValueFunction:
         self.optimizer = make_optimizer(self.critic, update.model_copy(update={"lr": settings.lr}))
 
     def values(self, rows: Sequence[Row]) -> list[FloatArray]:
-        """V of what stands before each token, float32 [T] per row; 0 for the first token of a row, before
-        which nothing is.
-        """
+        """V before each token, float32 [T] per row; 0 for a row's first token, which has no state before it."""
 
         @torch.no_grad()
         def compute(ids: Sequence[IdArray], masks: Sequence[IdArray]) -> Tensor:
@@ -79,11 +110,11 @@ class ValueFunction:
     def update(
         self, rows: Sequence[Row], targets: Sequence[FloatArray], old: Sequence[FloatArray]
     ) -> ValueMetrics:
-        """One optimizer step towards `targets`, from the values `old` that the batch had, float32 [T] per row
-        both.
+        """Take one optimizer step towards `targets`; `old` are the values before the first step on this batch.
+        Both are float32 [T] per row.
 
-        Some token must be trained. Raises `TrainerError` if the gradient is not finite (the weights are then
-        unchanged).
+        The batch must have a trained token. Raises `TrainerError` if the gradient is not finite (the weights
+        are then unchanged).
         """
         self.optimizer.zero_grad(set_to_none=True)
         weights = token_weights(rows, self.update_settings.normalisation)
@@ -91,7 +122,7 @@ class ValueFunction:
         limit = self.update_settings.micro_batch_tokens
         plans = [micro_batches([[rows[index].ids] for index in part], limit) for part in parts]
         mine = parts[self.world.rank]
-        seen = []
+        stats = []
         for batch in plans[self.world.rank]:
             indices = [mine[place] for place in batch]
             masks = [rows[index].mask for index in indices]
@@ -105,23 +136,25 @@ class ValueFunction:
                 )
                 for of in (targets, old, weights)
             )
+            # As in `trainers.gradients`, first the gradient with respect to the values, then through the
+            # critic: the first part also says which tokens the clipping cut.
             leaf_N = values_N.detach().requires_grad_()
             loss = (value_loss(leaf_N, targets_N, old_N, self.settings.clip) * weights_N).sum()
             (gradient_N,) = torch.autograd.grad(loss, leaf_N)
             values_N.backward(gradient_N)  # type: ignore[no-untyped-call]
             errors_N = (leaf_N.detach() - targets_N).double()
             cut = int(((gradient_N == 0) & (errors_N != 0)).sum())
-            seen.append((float(loss.detach()), float((errors_N**2).sum()), cut, len(errors_N)))
+            stats.append((float(loss.detach()), float((errors_N**2).sum()), cut, len(errors_N)))
         for _ in range(max(map(len, plans)) - len(plans[self.world.rank])):
             self._idle()
         loss_sum, squares, clipped, tokens = np.sum(
-            [part for own in self.world.everyones(seen) for part in own], axis=0
+            [part for own in self.world.all_gather(stats) for part in own], axis=0
         )
         norm = clip_and_step(self.critic, self.optimizer, self.settings.max_grad_norm)
         return ValueMetrics(float(loss_sum), float(np.sqrt(squares / tokens)), float(clipped / tokens), norm)
 
     def state(self) -> dict[str, Any] | None:
-        """What a checkpoint must hold, in the leader, as copies."""
+        """The state for a checkpoint, as copies, in the leader; None in the others."""
         if self.world.size == 1:
             weights = self.critic.state_dict()
             optimizer = self.optimizer.state_dict()
@@ -129,40 +162,39 @@ class ValueFunction:
             from trainers.shards import gather
 
             weights, optimizer = gather(self.critic, self.optimizer)
-        found: dict[str, Any] = staged({"weights": dict(weights), "optimizer": optimizer})
-        return found if self.world.rank == 0 else None
+        state: dict[str, Any] = staged({"weights": dict(weights), "optimizer": optimizer})
+        return state if self.world.rank == 0 else None
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Go on from a state; without one, stay. Only the leader's counts."""
-        if not self.world.shared(state is not None):
+        """Load the leader's state; without one, keep the current weights."""
+        if not self.world.broadcast(state is not None):
             return
         weights, optimizer = (state["weights"], state["optimizer"]) if state is not None else ({}, {})
         if self.world.size == 1:
             self.critic.load_state_dict(weights)
-            self.optimizer.load_state_dict(
-                staged(optimizer)
-            )  # it would go on with the tensors that it is given
+            # A copy, because the optimizer would keep the given tensors and change them in place.
+            self.optimizer.load_state_dict(staged(optimizer))
             return
         from trainers.shards import scatter
 
-        stepped = self.world.shared(bool(optimizer.get("state")))
+        stepped = self.world.broadcast(bool(optimizer.get("state")))
         scatter(self.critic, self.optimizer, weights, optimizer if stepped else None)
 
     def _values(self, ids: Sequence[IdArray], masks: Sequence[IdArray]) -> Tensor:
-        """Before the tokens of some rows that have mask 1, row after row, float32 [N]."""
+        """V before each token with mask 1, row after row, float32 [N]."""
         packed = pack(ids, self.critic.trunk.cos.device)
         before_N, _ = packed.trained(masks)
         return self.critic.values(packed, before_N)
 
     def _idle(self) -> None:
-        """Take part in a pass of other processes: add a gradient of zero."""
-        (self._nothing() * 0.0).backward()  # type: ignore[no-untyped-call]
+        """Take part in a pass of the other processes and add a gradient of zero."""
+        (self._short_pass() * 0.0).backward()  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def _idle_without_gradient(self) -> None:
-        self._nothing()
+        self._short_pass()
 
-    def _nothing(self) -> Tensor:
+    def _short_pass(self) -> Tensor:
         """A pass over two tokens."""
         two = np.zeros(2, np.int32)
         return self._values([two], [np.array([0, 1], np.int32)]).sum()

@@ -1,8 +1,8 @@
-"""The processes that train one policy together, on one machine: how they start, speak to each other, and end.
+"""The processes that train one policy together on one machine: how they start, communicate and end.
 
-Rank 0 leads: it alone knows the store, and its orders are done by all (`trainers.trained_policy`). `launch`
-starts the processes and watches them. One that dies ends all others, because none can go on without it; they
-die with whoever started them.
+Rank 0 is the leader: only it uses the store, and all processes follow its orders (`trainers.trained_policy`).
+`launch` starts the processes and watches them. If one dies the others are ended, because they cannot continue
+without it. All of them die with the process that started them.
 """
 
 import multiprocessing
@@ -27,62 +27,61 @@ T = TypeVar("T")
 Device = Literal["cpu", "cuda"]
 _LOOPBACK = "127.0.0.1"
 _QUIET_S = 5.0
-"""Once one process has not beaten for so long, the trainer does not beat any more: its supervisor then
-ends all of them."""
-_PATIENCE = timedelta(days=365)
-"""Followers wait for an order as long as the leader waits for groups. Who has died is seen by `launch`,
-not by a timeout."""
+"""When one process has sent no heartbeat for this long, the trainer stops its own, and the supervisor ends
+all processes."""
+_COLLECTIVE_TIMEOUT = timedelta(days=365)
+"""Practically none: followers wait for an order as long as the leader waits for groups. `launch` detects a
+dead process, not a timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One process's place among those that train a policy."""
+    """One process's rank among those that train a policy."""
 
     rank: int = 0
     size: int = 1
     device: Device = "cpu"
 
     def take_device(self) -> None:
-        """Compute on the GPU of this rank, if on any. Raises `TrainerError` if there is none."""
+        """Select the GPU of this rank, if device is cuda. Raises `TrainerError` if there is none."""
         if self.device == "cuda":
             if torch.cuda.device_count() <= self.rank:
                 raise TrainerError(
-                    f"trainer.device is cuda, but of the {self.size} GPUs that the trainer needs, one for "
-                    "each of its "
-                    f"processes, there are {torch.cuda.device_count()}. Set fewer trainer.processes, or "
+                    f"trainer.device is cuda, and the trainer needs {self.size} GPUs, one per process; there "
+                    f"are {torch.cuda.device_count()}. Set fewer trainer.processes, or "
                     'trainer.device = "cpu".'
                 )
             torch.cuda.set_device(self.rank)
 
     def lead(self, *order: Any) -> None:
-        """Tell all followers to do something; see `heard`. In a follower, and alone, does nothing."""
+        """Send an order to all followers; see `next_order`. Does nothing in a follower or a single process."""
         if self.size > 1 and self.rank == 0:
-            self.shared(order)
+            self.broadcast(order)
 
-    def heard(self) -> tuple[Any, ...]:
-        """Wait for the leader's next order, in a follower."""
-        order: tuple[Any, ...] = self.shared(())
+    def next_order(self) -> tuple[Any, ...]:
+        """In a follower: wait for the leader's next order."""
+        order: tuple[Any, ...] = self.broadcast(())
         return order
 
-    def shared(self, value: T) -> T:
-        """The leader's value, in every process."""
+    def broadcast(self, value: T) -> T:
+        """Return the leader's value in every process."""
         if self.size == 1:
             return value
         box = [value]
         torch.distributed.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
 
-    def everyones(self, value: T) -> list[T]:
-        """The values of all processes by rank, in every process."""
+    def all_gather(self, value: T) -> list[T]:
+        """Return the values of all processes, by rank, in every process."""
         if self.size == 1:
             return [value]
-        found: list[Any] = [None] * self.size
-        torch.distributed.all_gather_object(found, value)
-        return found
+        values: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(values, value)
+        return values
 
     def parts(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Indices of rows for each process, so that all have about as many tokens: the longest first, to
-        whoever has least.
+        """Indices of rows for each process, balanced by tokens: the longest row first, to the process that has
+        the fewest.
         """
         parts: list[list[int]] = [[] for _ in range(self.size)]
         tokens = [0] * self.size
@@ -94,24 +93,23 @@ class World:
 
 
 ALONE = World()
-"""Of a trainer that is one process."""
+"""The world of a trainer with one process."""
 
 
 def launch(size: int, device: Device, work: Callable[[World], None]) -> None:
-    """Run `work` in `size` processes that can reach each other, forked from this one, and wait until all have
-    ended.
+    """Run `work` in `size` connected processes, forked from this one, and wait until all have ended.
 
-    Raises `TrainerError` with the message of an error of ours in any of them, and `SystemExit` if one ends
-    otherwise before its work is done; the others are then killed.
+    Raises `TrainerError` with the message of a `HarnessGymError` in any of them, and `SystemExit` if one ends
+    in another way before its work is done; the others are then killed.
     """
     fork = multiprocessing.get_context("fork")
-    told: SimpleQueue[str] = fork.SimpleQueue()
+    errors: SimpleQueue[str] = fork.SimpleQueue()
     listeners = [heartbeat.Listener() for _ in range(size)]
     with socket.create_server((_LOOPBACK, 0)) as listener:
         members = [
             fork.Process(
                 target=_take_part,
-                args=(World(rank, size, device), work, listener, listeners, told, os.getpid()),
+                args=(World(rank, size, device), work, listener, listeners, errors, os.getpid()),
             )
             for rank in range(size)
         ]
@@ -129,8 +127,8 @@ def launch(size: int, device: Device, work: Callable[[World], None]) -> None:
         heartbeat.follow()
         for each in listeners:
             each.close()
-    if not told.empty():
-        raise TrainerError(told.get())
+    if not errors.empty():
+        raise TrainerError(errors.get())
     if failed:
         raise SystemExit(
             f"Of the {size} processes of the trainer {'; '.join(failed)}. The others were ended with it."
@@ -142,16 +140,18 @@ def _take_part(
     work: Callable[[World], None],
     listener: socket.socket,
     listeners: Sequence[heartbeat.Listener],
-    told: "SimpleQueue[str]",
+    errors: "SimpleQueue[str]",
     parent: int,
 ) -> None:
-    """Life of one process."""
+    """Connect one process to the others and run its work."""
     die_with_parent(parent)
     heartbeat.Heartbeat(listeners[world.rank].far.dup()).start()
     for each in listeners:
         each.close()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     address = listener.getsockname()
+    # Rank 0 serves the rendezvous on the socket that `launch` bound before the fork, so no port is chosen
+    # first and bound later, which another process could take in between.
     descriptor = listener.detach()
     if world.rank:
         os.close(descriptor)
@@ -165,17 +165,17 @@ def _take_part(
         )
         backend = "cpu:gloo,cuda:nccl" if world.device == "cuda" else "gloo"
         torch.distributed.init_process_group(
-            backend, store=store, rank=world.rank, world_size=world.size, timeout=_PATIENCE
+            backend, store=store, rank=world.rank, world_size=world.size, timeout=_COLLECTIVE_TIMEOUT
         )
         work(world)
         torch.distributed.destroy_process_group()
     except HarnessGymError as error:
-        told.put(str(error))
+        errors.put(str(error))
         raise SystemExit(1) from None
 
 
 def _first_failure(members: Sequence[BaseProcess]) -> list[str]:
-    """Wait for all, or until some have failed: which, and how."""
+    """Wait until all have ended or some have failed; describes those that failed."""
     running = {member.sentinel: (rank, member) for rank, member in enumerate(members)}
     while running:
         ended = [running.pop(sentinel) for sentinel in wait(list(running)) if isinstance(sentinel, int)]
@@ -191,7 +191,7 @@ def _first_failure(members: Sequence[BaseProcess]) -> list[str]:
 
 
 def _end(code: int | None) -> str:
-    """How a process ended, for people."""
+    """How a process ended, as text."""
     return (
         f"was killed by {signal.Signals(-code).name}"
         if code is not None and code < 0

@@ -40,7 +40,7 @@ from tests.test_bad_input_runs import Run
 from trainers.weights.agent import WeightAgent
 from trainers.weights.chain import read_version
 from trainers.weights.installers.api import EngineApi
-from trainers.weights.installers.label import label_of
+from trainers.weights.installers.staging import label_of
 from trainers.weights.installers.vllm import VllmInstaller
 from trainers.weights.manifest import version_path
 from trainers.weights.publish import publish_full

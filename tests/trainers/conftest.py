@@ -1,8 +1,7 @@
 from contextlib import contextmanager
 
-from trainers.engine.front_process import FrontProcess
-from trainers.engine.router import Switchboard
-from trainers.engine.server import listen
+from trainers.engine.router import EngineRouter
+from trainers.engine.server import FrontProcess, listen
 
 
 @contextmanager
@@ -11,7 +10,7 @@ def fronted(engine, settings):
     listener = listen(settings)
     host, port = listener.getsockname()
     front = FrontProcess(listener)
-    board = Switchboard(engine, settings, front.link)
+    board = EngineRouter(engine, settings, front.link)
     engine.start(on_delivery=board.flush)
     listening = board.start(lambda: None, lambda: None)
     try:

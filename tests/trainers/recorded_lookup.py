@@ -170,7 +170,7 @@ class Recorder:
         plays = [
             getattr(self.player, self.kind)(task) for task in drawn for _ in range(self.options.group_size)
         ]
-        version, weights = self.learner.version, published_weights(self.learner.trainee.policy)
+        version, weights = self.learner.version, published_weights(self.learner.trained_policy.policy)
         played = iter(
             self.player.play(
                 {name: tensor.clone() for name, tensor in weights.items()}, version, plays, self.seeds

@@ -143,10 +143,10 @@ def learner_of(folder, store, policy=""):
     own = RunFolder(folder.root, policy)
     if config.trainer.algorithm == "ppo":
         settings = ppo_settings_of(config)
-        trainee = TrainedPolicy(config, versions=own.versions, critic=settings.critic)
-        learner = Learner(own, config, store, trainee, PpoTrainer(config, settings))
+        trained_policy = TrainedPolicy(config, versions=own.versions, critic=settings.critic)
+        learner = Learner(own, config, store, trained_policy, PpoTrainer(config, settings))
     else:
-        trainee = TrainedPolicy(config, versions=own.versions)
-        learner = Learner(own, config, store, trainee, Grpo(config, store, trainee))
+        trained_policy = TrainedPolicy(config, versions=own.versions)
+        learner = Learner(own, config, store, trained_policy, Grpo(config, store, trained_policy))
     learner.resume()
     return learner

@@ -38,7 +38,7 @@ def after_stops(folder, stops):
             while learner.step < stop:
                 learner.train_step(list(learner.arriving()))
             learner.settle()
-    return learner.trainee
+    return learner.trained_policy
 
 
 def after_processes(train, folder, stops):

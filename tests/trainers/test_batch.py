@@ -14,7 +14,7 @@ from harnessgym.store.rollouts import GroupMember, GroupRow
 from harnessgym.traces.trajectories import Row, Turn
 from trainers.advantages.estimator import OnRewards
 from trainers.advantages.group_relative import grpo
-from trainers.batch import LoadedGroup, TakenGroup, join, make_batch, ranges_of, share_of
+from trainers.batch import LoadedGroup, TakenGroup, group_part, join, make_batch, ranges_of
 
 GRPO = OnRewards(grpo)
 
@@ -75,7 +75,7 @@ def loaded(name, *versions):
 
 def test_a_batch_tells_which_tokens_are_old_and_which_rollouts_were_carried_over():
     groups = (loaded("a", [-1, 2, 2, 2], [-1, 1, 1, 2]), loaded("b", [-1, 2], [-1, 0, 0, 1, 1]))
-    batch = join([share_of(item, GRPO(item.scored), 2, VersionChain(())) for item in groups])
+    batch = join([group_part(item, GRPO(item.scored), 2, VersionChain(())) for item in groups])
     assert batch.off_policy == 6 / 11
     assert batch.carried == 2
     assert batch.staleness == 2

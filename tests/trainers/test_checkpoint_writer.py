@@ -5,8 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.checkpoint import Checkpoint, RandomState
-from trainers.checkpoint_writer import CheckpointWriter, staged
+from trainers.checkpoint import Checkpoint, CheckpointWriter, RandomState, staged
 
 DEADLINE_S = 30.0
 

@@ -137,7 +137,7 @@ def test_without_a_checkpoint_it_continues_from_the_published_weights_under_a_ne
         assert (learner.step, learner.version) == (1, 1)
         assert all(
             torch.equal(value, before[name])
-            for name, value in published_weights(learner.trainee.policy).items()
+            for name, value in published_weights(learner.trained_policy.policy).items()
         )
         assert learner.train_step(list(learner.arriving()))["version"] == 2
         learner.settle()
@@ -284,7 +284,7 @@ def learner_weights(tmp_path, model):
     """Those that training starts from."""
     folder = make_run(tmp_path / "untrained", model)
     with TraceStore.open(folder.store_url()) as store:
-        return published_weights(learner_of(folder, store).trainee.policy)
+        return published_weights(learner_of(folder, store).trained_policy.policy)
 
 
 def test_metrics_count_what_was_given_up_and_where_time_went(tmp_path, model):

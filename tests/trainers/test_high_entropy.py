@@ -13,8 +13,7 @@ from harnessgym.traces.verification.verify import verify
 from tests.trainers.recorded_run import learner_of, make_run, record_groups, save_model
 from trainers.advantages.estimator import OnRewards
 from trainers.advantages.group_relative import grpo
-from trainers.batch import LoadedGroup, share_of
-from trainers.high_entropy import kept_turns, surest_masked, turn_entropies
+from trainers.batch import LoadedGroup, group_part, kept_turns, surest_masked, turn_entropies
 from trainers.losses.normalisation import denominator
 
 
@@ -68,7 +67,7 @@ def test_left_out_turns_have_advantage_zero_in_the_step_and_in_the_ledger_and_de
     members = tuple(GroupMember(name, slot, float(slot), "valid") for slot, name in enumerate("ab"))
     group = LoadedGroup(GroupRow("g", 0, "t", 0, 2, members), rows, ())
     advantages = OnRewards(grpo)(group.scored)
-    whole, part = (share_of(group, advantages, 0, VersionChain(()), kept) for kept in (1.0, 0.8))
+    whole, part = (group_part(group, advantages, 0, VersionChain(()), kept) for kept in (1.0, 0.8))
     assert [np.count_nonzero(np.broadcast_to(values, own.ids.shape) * own.mask) for values, own in
             zip(part.advantages, part.rows, strict=True)] == [2, 2]  # fmt: skip
     said = {(item.call_id, item.value != 0) for entry in part.trained for item in entry.advantages}

@@ -228,7 +228,7 @@ def test_adapters_of_another_base_are_refused_and_of_this_one_taken():
     assert equal(adapted().lora.tensors_of(state), split(policy)[0])
     with torch.no_grad():
         other.norm[0] += 1e-6
-    with pytest.raises(TrainerError, match="stand on other weights"):
+    with pytest.raises(TrainerError, match="have other base weights"):
         adapted(other).lora.tensors_of(state)
-    with pytest.raises(TrainerError, match="none to go on from"):
+    with pytest.raises(TrainerError, match="none to resume from"):
         policy.lora.tensors_of(None)

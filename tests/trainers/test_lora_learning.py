@@ -27,7 +27,7 @@ def player():
 def test_rewards_rise_by_what_they_say_and_by_nothing_else(tmp_path, player, options):
     run = Recorder(tmp_path / "run", player, **OPTIONS, **options)
     rewards = [run.step() for _ in range(STEPS)]
-    found, start = published_weights(run.learner.trainee.policy), published_weights(load_policy(MODEL))
+    found, start = published_weights(run.learner.trained_policy.policy), published_weights(load_policy(MODEL))
     run.close()
     assert np.mean(rewards[:3]) < 0.5
     if options.get("reward_shuffle"):

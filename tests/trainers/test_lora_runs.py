@@ -17,7 +17,7 @@ from tests.trainers.test_trained_policy import ADVANTAGES, as_leader
 from tests.trainers.test_update import make_rows
 from tests.trainers.together import together
 from trainers import checkpoint
-from trainers.checkpoint_writer import staged
+from trainers.checkpoint import staged
 from trainers.grpo import train
 from trainers.learner import TrainerSettings
 from trainers.policy_weights import load_policy, published_weights, save_policy
@@ -44,8 +44,8 @@ def after(run, stops):
     """Published weights and the optimizer's state when the trainer is started anew after each number of
     steps.
     """
-    trainee = after_stops(run, stops)
-    return published_weights(trainee.policy), trainee.optimizer.state_dict()["state"]
+    trained_policy = after_stops(run, stops)
+    return published_weights(trained_policy.policy), trained_policy.optimizer.state_dict()["state"]
 
 
 def changed(run, **trainer):
@@ -142,7 +142,7 @@ def test_a_checkpoint_of_whole_weights_is_refused_and_so_are_versions_without_on
     after(run, [1])
     shutil.rmtree(run.checkpoints)
     for each in (whole, run):
-        with pytest.raises(TrainerError, match="none to go on from"):
+        with pytest.raises(TrainerError, match="none to resume from"):
             after(each, [2])
 
 
@@ -153,7 +153,7 @@ def test_another_model_at_the_policys_path_is_refused(tmp_path, model):
     with torch.no_grad():
         other.norm.add_(0.01)
     save_policy(other, model)
-    with pytest.raises(TrainerError, match="stand on other weights"):
+    with pytest.raises(TrainerError, match="have other base weights"):
         after(run, [2])
 
 
@@ -164,17 +164,17 @@ def test_an_average_of_adapters_is_refused(tmp_path, model):
         TrainedPolicy(config)
 
 
-def steps_and_back(trainee):
+def steps_and_back(trained_policy):
     """A step, and its like again after the state of before was loaded."""
-    trainee.update(make_rows(1), ADVANTAGES)
-    weights, optimizer, randoms = trainee.state()
-    saved, adapters = staged(optimizer), trainee.adapter_state()
-    trainee.update(make_rows(2), ADVANTAGES)
-    expected = trainee.state()[0]
-    trainee.load(weights, saved, randoms, adapters=adapters)
-    restored = trainee.state()[0]
-    trainee.update(make_rows(2), ADVANTAGES)
-    return weights, restored, expected, trainee.state()[0], adapters
+    trained_policy.update(make_rows(1), ADVANTAGES)
+    weights, optimizer, randoms = trained_policy.state()
+    saved, adapters = staged(optimizer), trained_policy.adapter_state()
+    trained_policy.update(make_rows(2), ADVANTAGES)
+    expected = trained_policy.state()[0]
+    trained_policy.load(weights, saved, randoms, adapters=adapters)
+    restored = trained_policy.state()[0]
+    trained_policy.update(make_rows(2), ADVANTAGES)
+    return weights, restored, expected, trained_policy.state()[0], adapters
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

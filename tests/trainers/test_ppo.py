@@ -44,9 +44,11 @@ def make(root, model, ppo=None, **trainer):
 
 def everything_after(folder, stops):
     """Weights of policy and critic when the trainer is started anew after each number of steps in `stops`."""
-    trainee = after_stops(folder, stops)
-    critic = trainee.value_function.state()["weights"]
-    return published_weights(trainee.policy) | {f"critic.{name}": tensor for name, tensor in critic.items()}
+    trained_policy = after_stops(folder, stops)
+    critic = trained_policy.value_function.state()["weights"]
+    return published_weights(trained_policy.policy) | {
+        f"critic.{name}": tensor for name, tensor in critic.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_advantages_are_those_of_gae_over_what_the_critic_expected(tmp_path, mod
         learner.train_step(list(learner.arriving()))
         groups = list(learner.arriving())
         rows = [row for group in groups for own in group.rows for row in own]
-        values = learner.trainee.values(rows)
+        values = learner.trained_policy.values(rows)
         assert all(value[row.mask != 0].all() for row, value in zip(rows, values, strict=True))
         metrics = learner.train_step(groups)
         learner.settle()
@@ -114,7 +116,7 @@ def test_decoupled_ppo_clips_all_updates_of_a_batch_against_the_policy_that_it_w
     record_groups(folder, range(4))
     with TraceStore.open(folder.store_url()) as store:
         learner, other = learner_of(folder, store), learner_of(folder, store)
-        groups, hand, ppo = list(learner.arriving()), other.trainee, other.algorithm
+        groups, hand, ppo = list(learner.arriving()), other.trained_policy, other.algorithm
         rows = [row for group in groups for own in group.rows for row in own]
         found = ppo._advantages(groups, hand.values(rows))
         given = whitened(rows, found)
@@ -137,7 +139,9 @@ def test_decoupled_ppo_clips_all_updates_of_a_batch_against_the_policy_that_it_w
         learner.settle()
         assert cut[0] == 0 < max(cut)
         assert metrics["clip_fraction"] == pytest.approx(np.mean(cut))
-        for one, expected in zip(learner.trainee.policy.parameters(), hand.policy.parameters(), strict=True):
+        for one, expected in zip(
+            learner.trained_policy.policy.parameters(), hand.policy.parameters(), strict=True
+        ):
             torch.testing.assert_close(one, expected, rtol=1e-3, atol=1e-4)
 
 
@@ -199,13 +203,13 @@ def test_a_batch_in_which_nothing_was_sampled_is_a_step_that_changes_nothing(tmp
     record_groups(folder, range(2))
     with TraceStore.open(folder.store_url()) as store:
         learner = learner_of(folder, store)
-        before = published_weights(learner.trainee.policy)
+        before = published_weights(learner.trained_policy.policy)
         groups = [replace(group, rows=((),) * 3, credit=()) for group in learner.arriving()]
         metrics = learner.train_step(groups)
         assert (metrics["signal"], metrics["explained_variance"]) == (0, 0)
         assert all(
             torch.equal(before[name], tensor)
-            for name, tensor in published_weights(learner.trainee.policy).items()
+            for name, tensor in published_weights(learner.trained_policy.policy).items()
         )
         learner.settle()
 
@@ -215,7 +219,7 @@ def test_while_the_critic_warms_up_the_policy_stays_and_the_ledger_says_so(tmp_p
     record_groups(folder, range(4))
     with TraceStore.open(folder.store_url()) as store:
         learner = learner_of(folder, store)
-        before = published_weights(learner.trainee.policy)
+        before = published_weights(learner.trained_policy.policy)
         groups = list(learner.arriving())
         warming = learner.train_step(groups)
         learner.settle()
@@ -223,7 +227,7 @@ def test_while_the_critic_warms_up_the_policy_stays_and_the_ledger_says_so(tmp_p
         assert warming["value_loss"] > 0
         assert all(
             torch.equal(before[name], tensor)
-            for name, tensor in published_weights(learner.trainee.policy).items()
+            for name, tensor in published_weights(learner.trained_policy.policy).items()
         )
         named = groups[0].group.members[0].rollout_id
         assert [entry.value for entry in store.read(lambda conn: advantages.of_rollout(conn, named))] == [0.0]
@@ -231,7 +235,7 @@ def test_while_the_critic_warms_up_the_policy_stays_and_the_ledger_says_so(tmp_p
         learner.settle()
         assert any(
             not torch.equal(before[name], tensor)
-            for name, tensor in published_weights(learner.trainee.policy).items()
+            for name, tensor in published_weights(learner.trained_policy.policy).items()
         )
         assert store.read(lambda conn: ledger.steps(conn, learner.policy_id)) == [1, 2]
 
@@ -244,7 +248,7 @@ def test_several_updates_on_a_batch_are_one_training_in_the_ledger(tmp_path, mod
         metrics = learner.train_step(list(learner.arriving()))
         learner.settle()
         assert metrics["tokens"] == 18  # of an update; the batch has 36
-        assert learner.trainee.optimizer.state_dict()["state"][0]["step"] == 6
+        assert learner.trained_policy.optimizer.state_dict()["state"][0]["step"] == 6
         assert store.read(lambda conn: ledger.steps(conn, learner.policy_id)) == [1]
         assert verify(store).findings == ()
 

@@ -13,10 +13,10 @@ from tests.trainers.recorded_run import make_run, save_model
 from tests.trainers.test_packing import forests
 from tests.trainers.test_trained_policy import ADVANTAGES
 from tests.trainers.test_update import make_rows
-from trainers.critic import Critic
 from trainers.packing import pack
 from trainers.policy import Policy, PolicyConfig
 from trainers.trained_policy import TrainedPolicy
+from trainers.value_function import Critic
 
 BOUND = 1.4e-2
 """Twice the largest difference of a log-probability that was measured between bfloat16 and float32 on
@@ -93,14 +93,14 @@ def test_a_step_is_close_to_that_of_float32_and_weights_and_optimizer_stay_float
 
 def test_gradients_too_small_for_bfloat16_weights_still_move_them(tmp_path):
     """A step of 1e-6 of a weight is lost where weights themselves are bfloat16."""
-    trainee = TrainedPolicy(
+    trained_policy = TrainedPolicy(
         make_run(
             tmp_path / "run", save_model(tmp_path / "model"), dtype="bfloat16", update={"lr": 1e-6}
         ).config()
     )
-    before = trainee.policy.norm.detach().clone()
-    trainee.update(make_rows(1), ADVANTAGES)
-    moved = trainee.policy.norm.detach()
+    before = trained_policy.policy.norm.detach().clone()
+    trained_policy.update(make_rows(1), ADVANTAGES)
+    moved = trained_policy.policy.norm.detach()
     assert not torch.equal(moved, before)
     assert torch.equal(moved.bfloat16(), before.bfloat16())
 

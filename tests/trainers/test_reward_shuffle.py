@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.trainers.advantages.groups import random_group
 from tests.trainers.advantages.test_estimator import loaded
-from trainers.reward_shuffle import shuffled
+from trainers.batch import shuffled
 
 
 def batch(seed):

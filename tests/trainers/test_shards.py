@@ -11,9 +11,9 @@ import torch
 from harnessgym.errors import TrainerError
 from tests.trainers.test_update import FORMS, SETTINGS, ages_of, make_policy, make_rows, split_row
 from tests.trainers.together import together
+from trainers.gradients import mean_logprobs
 from trainers.policy_weights import load_weights, packed_weights, published_weights
-from trainers.proximal.weights import copies, having
-from trainers.scoring import mean_logprobs
+from trainers.proximal.proximal import copies, having
 from trainers.update import GradientAccumulation, UpdateSettings, make_optimizer, policy_update
 from trainers.world import ALONE
 

@@ -69,7 +69,7 @@ def test_every_policy_trains_the_same_groups_on_its_own_tokens(make):
         tokens[helper.policy_id] == [0, SAMPLED, SAMPLED] * 2
     )  # the first rollout of a group never asked it
     assert not verify(store).findings
-    weights = [published_weights(learner.trainee.policy) for learner in (first, helper)]
+    weights = [published_weights(learner.trained_policy.policy) for learner in (first, helper)]
     assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     newest = [
         store.read(lambda conn, one=one: policies.latest(conn, one.policy_id)) for one in (first, helper)
@@ -103,7 +103,7 @@ def test_a_group_is_too_stale_for_all_as_soon_as_it_is_for_one(make):
     record_groups(folder, (2,), version=1, further={"helper": 0})
     record_groups(folder, (3, 4), version=1, further={"helper": 1})
     assert step(first) == step(helper) == [3, 4]
-    assert first.gathering.given_up(1) == helper.gathering.given_up(1) == {"too_stale": 1}
+    assert first.collector.given_up(1) == helper.collector.given_up(1) == {"too_stale": 1}
     assert not verify(store).findings
 
 
@@ -127,7 +127,7 @@ def test_what_runs_and_is_too_old_for_one_policy_is_stopped(make, when_stale, re
     assert step(first) == step(helper) == [0, 1]
     record_groups(folder, (4, 5), version=1, further={"helper": 1})
     assert step(helper) == step(first) == [4, 5]
-    assert helper.gathering.given_up(1) == {reason: 1}
+    assert helper.collector.given_up(1) == {reason: 1}
     assert states(store, first) == {"consumed": 4, "dropped": 1, "open": 1}
     statuses = select(rollouts_table.c.status).where(rollouts_table.c.group_id == old).distinct()
     assert store.read(lambda conn: conn.execute(statuses).scalars().all()) == ["cancelled"]
@@ -162,7 +162,7 @@ def test_a_policy_that_goes_back_a_step_takes_the_same_batches_again(make):
     assert states(store, first) == {"consumed": 6}
     record_groups(folder, (6, 7), version=3, further={"helper": 3})  # by the version that was given up
     assert store.read(lambda conn: backlog.batch(conn, first.run.id, 4)) == []
-    first.gathering.options = first.gathering.options.model_copy(update={"max_staleness": 1})
+    first.collector.options = first.collector.options.model_copy(update={"max_staleness": 1})
     assert step(first) == step(again) == [6, 7]
     reasons = store.read(lambda conn: conn.execute(select(exclusions.c.reason).distinct()).scalars().all())
     assert reasons == ["too_stale"]

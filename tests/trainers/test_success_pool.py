@@ -169,7 +169,7 @@ def test_a_trainer_that_lost_its_last_step_borrows_the_same_again(make, lost):
                 learner = learner_of(folder, store)
                 step(learner)
         assert verify(store).findings == ()
-        weights.append(published_weights(learner.trainee.policy))
+        weights.append(published_weights(learner.trained_policy.policy))
         chain = store.read(lambda conn, policy=learner.policy_id: policies.versions(conn, policy))
         assert len([item for item in chain if not item.orphaned]) == 5
     assert all(torch.equal(weights[0][name], value) for name, value in weights[1].items())

@@ -30,26 +30,26 @@ def config(tmp_path):
 
 def as_leader(world, config, work):
     """What the leader finds; followers follow."""
-    trainee = TrainedPolicy(config, world)
+    trained_policy = TrainedPolicy(config, world)
     if world.rank:
-        trainee.follow()
+        trained_policy.follow()
         return None
-    found = work(trainee)
-    trainee.dismiss()
+    found = work(trained_policy)
+    trained_policy.dismiss()
     return found
 
 
-def some_steps(trainee):
-    first = trainee.update(make_rows(1), ADVANTAGES)
-    saved = copy.deepcopy(trainee.state())  # the optimizer's tensors go on
-    trainee.begin()
+def some_steps(trained_policy):
+    first = trained_policy.update(make_rows(1), ADVANTAGES)
+    saved = copy.deepcopy(trained_policy.state())  # the optimizer's tensors go on
+    trained_policy.begin()
     for row, advantage in zip(make_rows(2), ADVANTAGES, strict=True):
-        trainee.add([row], [advantage])
-    second = trainee.step()
-    expected = trainee.state()
-    trainee.load(*saved)
-    trainee.update(make_rows(2), ADVANTAGES)
-    return first, second, expected, trainee.state()
+        trained_policy.add([row], [advantage])
+    second = trained_policy.step()
+    expected = trained_policy.state()
+    trained_policy.load(*saved)
+    trained_policy.update(make_rows(2), ADVANTAGES)
+    return first, second, expected, trained_policy.state()
 
 
 def test_a_leader_and_its_followers_do_what_one_does(tmp_path, config):
@@ -72,14 +72,14 @@ def draws():
 
 def generators_after(world, config, known):
     """What each process draws when it has gone on from the generators of `known` processes."""
-    trainee = TrainedPolicy(config, world)
+    trained_policy = TrainedPolicy(config, world)
     own = RandomState.here()
     if world.rank:
-        trainee.follow()
+        trained_policy.follow()
     else:
-        weights, optimizer, _ = trainee.state()
-        trainee.load(weights, optimizer, known)
-        trainee.dismiss()
+        weights, optimizer, _ = trained_policy.state()
+        trained_policy.load(weights, optimizer, known)
+        trained_policy.dismiss()
     drawn = draws()
     own.restore()
     return drawn, draws()
@@ -105,7 +105,7 @@ def test_each_process_takes_its_own_generators_and_who_is_new_keeps_those_of_the
 def test_a_gpu_that_is_not_there_is_told(config):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    with pytest.raises(TrainerError, match=r"of the 1 GPUs that the trainer needs.*there are 0"):
+    with pytest.raises(TrainerError, match=r"the trainer needs 1 GPUs.*there are 0"):
         TrainedPolicy(config, World(device="cuda"))
 
 
@@ -121,15 +121,15 @@ def test_one_process_does_not_pay_for_the_import_of_shards():
     assert done.stdout.split() == ["False", "False"]
 
 
-def scores_between_parts(trainee):
+def scores_between_parts(trained_policy):
     texts = [row.ids for row in make_rows(1)]
-    before = trainee.score(texts, [2] * len(texts))
-    trainee.begin()
-    trainee.add(make_rows(1)[:1], ADVANTAGES[:1])
-    between = trainee.score(texts, [2] * len(texts))
-    trainee.add(make_rows(1)[1:], ADVANTAGES[1:])
-    trainee.step()
-    return before, between, trainee.score(texts, [2] * len(texts)), trainee.state()[0]
+    before = trained_policy.score(texts, [2] * len(texts))
+    trained_policy.begin()
+    trained_policy.add(make_rows(1)[:1], ADVANTAGES[:1])
+    between = trained_policy.score(texts, [2] * len(texts))
+    trained_policy.add(make_rows(1)[1:], ADVANTAGES[1:])
+    trained_policy.step()
+    return before, between, trained_policy.score(texts, [2] * len(texts)), trained_policy.state()[0]
 
 
 def test_scores_are_the_same_in_shards_and_leave_the_step_alone(tmp_path, config):
@@ -146,11 +146,11 @@ def test_scores_are_the_same_in_shards_and_leave_the_step_alone(tmp_path, config
     assert all(torch.equal(alone[3][name], tensor) for name, tensor in untouched.state()[0].items())
 
 
-def two_steps_on_a_batch(trainee):
+def two_steps_on_a_batch(trained_policy):
     rows = make_rows(1)
-    before = trainee.recomputed(rows)
-    metrics = [trainee.update(rows, ADVANTAGES, proximal=before) for _ in range(2)]
-    return before, metrics[-1].loss, trainee.state()[0]
+    before = trained_policy.recomputed(rows)
+    metrics = [trained_policy.update(rows, ADVANTAGES, proximal=before) for _ in range(2)]
+    return before, metrics[-1].loss, trained_policy.state()[0]
 
 
 def test_what_several_steps_clip_against_is_scored_by_leader_and_followers(tmp_path):

@@ -446,7 +446,7 @@ def test_what_a_proximal_policy_needs_is_asked_for() -> None:
     rows = make_rows(count=2)
     policy = make_policy()
     optimizer = make_optimizer(policy, SETTINGS)
-    for proximal, words in (("snapshot", "Logprobs of the proximal"), ("loglinear", "ages")):
+    for proximal, words in (("snapshot", "logprobs of the proximal"), ("loglinear", "ages")):
         options = UpdateSettings.model_validate({"proximal": proximal})
         with pytest.raises(TrainerError, match=words):
             policy_update(policy, optimizer, rows, [1.0, 1.0], options)

@@ -16,8 +16,7 @@ from harnessgym.errors import ConfigError
 from tests.trainers.recorded_run import make_run, save_model
 from trainers.corrections.settings import CorrectionSettings, IcePop, Tis
 from trainers.losses.settings import Dapo, Gspo, LossSettings
-from trainers.proximal.settings import Ewma
-from trainers.update_settings import EssRule, UpdateSettings, settings_of
+from trainers.update_settings import EssRule, Ewma, UpdateSettings, settings_of
 
 
 def checked(**given):
@@ -124,13 +123,13 @@ def test_what_there_is_not_is_refused(given, words):
             "a second time",
         ),
         ({"loss": "minpro", "corrections": ["opsm"]}, "a second time"),
-        ({"loss": "decoupled_ppo"}, "it is loss = 'ppo'"),
+        ({"loss": "decoupled_ppo"}, "it equals loss = 'ppo'"),
         ({"loss": "decoupled_ppo", "proximal": "current", "corrections": ["mis"]}, "1 everywhere"),
         ({"loss": "decoupled_ppo", "proximal": "snapshot", "corrections": ["opsm"]}, "as if on-policy"),
         ({"loss": "ppo", "proximal": "current", "corrections": ["geometric"]}, "as if on-policy"),
-        ({"proximal": "current", "corrections": []}, "loss = 'reinforce' if that is meant"),
+        ({"proximal": "current", "corrections": []}, "loss = 'reinforce' if this is intended"),
         ({"loss": "dppo_tv", "proximal": "current"}, "proximal = 'behaviour'"),
-        ({"loss": "reinforce"}, "only corrections can weigh"),
+        ({"loss": "reinforce"}, "only corrections weight off-policy"),
         ({"loss": "reinforce", "proximal": "ewma"}, "proximal = 'current'"),
         ({"loss": "reinforce", "lr_rule": "ess", "proximal": "current", "corrections": []}, "there are none"),
         (

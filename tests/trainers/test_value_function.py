@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from harnessgym.errors import TrainerError
 from tests.trainers.test_update import CONFIG, make_policy, make_rows, split_row
 from tests.trainers.together import together
-from trainers.critic import Critic
 from trainers.policy import Policy
 from trainers.ppo_settings import CriticSettings
 from trainers.update_settings import UpdateSettings
-from trainers.value_function import ValueFunction
+from trainers.value_function import Critic, ValueFunction
 from trainers.world import ALONE
 
 UPDATE = UpdateSettings(micro_batch_tokens=30)

@@ -34,8 +34,8 @@ def test_parts_hold_every_row_once_and_differ_by_one_row_at_most(lengths, size):
 
 def test_alone_there_is_nobody_to_tell():
     ALONE.lead("update", 1)
-    assert ALONE.shared({"a": 1}) == {"a": 1}
-    assert ALONE.everyones(3) == [3]
+    assert ALONE.broadcast({"a": 1}) == {"a": 1}
+    assert ALONE.all_gather(3) == [3]
 
 
 def speak(world):
@@ -44,26 +44,26 @@ def speak(world):
         world.lead()
         heard = []
     else:
-        heard = [world.heard(), world.heard()]
-    return heard, world.shared(f"of {world.rank}"), world.everyones(world.rank)
+        heard = [world.next_order(), world.next_order()]
+    return heard, world.broadcast(f"of {world.rank}"), world.all_gather(world.rank)
 
 
 def test_the_leader_is_heard_by_all_and_all_by_each(tmp_path):
     first, *others = together(tmp_path, 3, speak)
     assert first == ([], "of 0", [0, 1, 2])
-    for heard, shared, everyones in others:
+    for heard, shared, all_gather in others:
         (name, tensor, text), nothing = heard
         assert (name, tensor.tolist(), text, nothing) == ("update", [1.0, 1.0], "x", ())
-        assert (shared, everyones) == ("of 0", [0, 1, 2])
+        assert (shared, all_gather) == ("of 0", [0, 1, 2])
 
 
 def test_an_error_of_ours_is_raised_with_its_message_and_ends_all(tmp_path):
     def work(world):
         (tmp_path / f"{world.rank}").write_text(str(os.getpid()))
-        world.everyones(None)
+        world.all_gather(None)
         if world.rank == 0:
             raise PolicyError("The weights are gone.")
-        world.heard()
+        world.next_order()
 
     with pytest.raises(TrainerError, match="The weights are gone"):
         launch(3, "cpu", work)
@@ -74,10 +74,10 @@ def test_an_error_of_ours_is_raised_with_its_message_and_ends_all(tmp_path):
 def test_a_process_that_is_killed_ends_the_others_who_wait_for_it(tmp_path, victim):
     def work(world):
         (tmp_path / f"{world.rank}").write_text(str(os.getpid()))
-        world.everyones(None)
+        world.all_gather(None)
         if world.rank == victim:
             os.kill(os.getpid(), signal.SIGKILL)
-        world.everyones(None)
+        world.all_gather(None)
 
     with pytest.raises(
         SystemExit,
@@ -89,10 +89,10 @@ def test_a_process_that_is_killed_ends_the_others_who_wait_for_it(tmp_path, vict
 
 def test_any_other_error_ends_all_and_is_in_the_log(tmp_path, capfd):
     def work(world):
-        world.everyones(None)
+        world.all_gather(None)
         if world.rank == 1:
             raise MemoryError("no room for rank 1")
-        world.heard() if world.rank else time.sleep(600)
+        world.next_order() if world.rank else time.sleep(600)
 
     with pytest.raises(SystemExit, match=r"rank 1 \(pid \d+\) ended with status 1"):
         launch(2, "cpu", work)
@@ -106,7 +106,7 @@ from trainers.world import launch
 
 def work(world):
     (Path(sys.argv[1]) / str(world.rank)).write_text("here")
-    world.heard() if world.rank else time.sleep(600)
+    world.next_order() if world.rank else time.sleep(600)
 
 launch(2, "cpu", work)
 """

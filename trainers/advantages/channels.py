@@ -63,13 +63,11 @@ def check_channels(named: Sequence[NamedChannel], store: TraceStore, run_id: str
         what = _WORDS.get(item.unit, item.unit)
         said = (
             f"{item.setting} names the channel {item.channel!r}, and no {what} of the run has a reward under "
-            "it so far. "
-            f"Channels of {what}s that occur: {', '.join(found) or 'none'}."
+            f"it so far. Channels of {what}s that occur: {', '.join(found) or 'none'}."
         )
         if not item.zeros:
             raise ConfigError(
                 f"{said} It would count as 0 for ever: correct the name, or give a reward of 0 where none is "
-                "earned, and begin "
-                "again in another folder (--folder)."
+                "earned, and begin again in another folder (--folder)."
             )
         _log.warning("%s It counts as 0.", said)

@@ -59,10 +59,9 @@ class Scored:
         if channel not in self.rewards and not self.tampered:
             raise TrainerError(
                 f"Rollout {self.rollout_id} has no reward under the channel {channel!r}, which {setting} "
-                "names; it has "
-                f"{', '.join(sorted(self.rewards)) or 'none'}. Correct the name, or give every rollout a "
-                "reward there, 0 where "
-                "none is earned, and begin again in another folder (--folder)."
+                f"names; it has {', '.join(sorted(self.rewards)) or 'none'}. Correct the name, or give every "
+                "rollout a reward there, 0 where none is earned, and begin again in another folder "
+                "(--folder)."
             )
         return self.rewards.get(channel, 0.0)
 
@@ -101,7 +100,7 @@ class OnRewards:
 
 
 def make_estimator(
-    config: RunConfig, store: "TraceStore | None" = None, trainee: "TrainedPolicy | None" = None
+    config: RunConfig, store: "TraceStore | None" = None, trained_policy: "TrainedPolicy | None" = None
 ) -> Estimator:
     """The estimator that a run names. Raises `ConfigError` for settings that it does not have, or that do not
     fit the run.
@@ -115,7 +114,7 @@ def make_estimator(
     if settings is None:
         return OnRewards(found)
     of_run = getattr(found, "of_run", None)
-    made: Estimator = found(settings) if of_run is None else of_run(settings, config, store, trainee)
+    made: Estimator = found(settings) if of_run is None else of_run(settings, config, store, trained_policy)
     return made
 
 
@@ -129,8 +128,7 @@ def checked_settings(name: str, given: dict[str, object], *, stream: bool = Fals
     if stream and hasattr(found, "over_batch"):
         raise ConfigError(
             f"The advantages of {name!r} need the whole batch, and with trainer.stream gradients accumulate "
-            "before it is "
-            "there: set stream = false."
+            "before it is there: set stream = false."
         )
     model: type[Config] | None = getattr(found, "Settings", None)
     if model is None:

@@ -12,8 +12,8 @@ from trainers.algorithms import AlgorithmRow
 
 GAE = AlgorithmRow(
     "advantage", "gae",
-    "A_t = sum_k (gamma lambda)^k (r_(t+k) + gamma V_(t+k+1) - V_(t+k)), V = 0 behind the last token "
-    "(of `algorithm = \"ppo\"`; not a choice of `trainer.advantage`)",
+    "A_t = sum_k (gamma lambda)^k (r_(t+k) + gamma V_(t+k+1) - V_(t+k)), V = 0 behind the last token (of "
+    "`algorithm = \"ppo\"`; not a choice of `trainer.advantage`)",
     "arXiv 1506.02438", "paper", "the double sum, written out in float64",
 )  # fmt: skip
 

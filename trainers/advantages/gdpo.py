@@ -15,8 +15,7 @@ from trainers.algorithms import AlgorithmRow
 GDPO = AlgorithmRow(
     "advantage", "gdpo",
     "A = sum_k w_k (r_k - mean(r_k)) / (std(r_k) + 1e-4) in the group; then (A - mean(A)) / (std(A) + 1e-4) "
-    "over the batch; "
-    "std with ddof 0",
+    "over the batch; std with ddof 0",
     "arXiv 2601.05242, github.com/NVlabs/GDPO", "source",
     "TRL 1.16 `GRPOTrainer`, `normalize_then_sum`, its standard deviations (ddof 1) made ours",
 )  # fmt: skip
@@ -58,11 +57,11 @@ class Gdpo:
         mean, std = (float(scores_N.mean()), float(scores_N.std())) if len(scores_N) else (0.0, 0.0)
         return [
             [[(value - mean) / (std + _EPS) for value in rows or ()] for rows in group]
-            if _teaches(group)
+            if _has_signal(group)
             else group
             for group in groups
         ]
 
 
-def _teaches(group: Advantages) -> bool:
+def _has_signal(group: Advantages) -> bool:
     return any(value for rows in group for value in rows or ())

@@ -15,12 +15,12 @@ from trainers.algorithms import AlgorithmRow
 HGPO = AlgorithmRow(
     "advantage", "hgpo",
     "steps of a group that share their last k states, k = 1 .. H + 1, are a set; a_k = (R - mean(R)) / "
-    "(std(R) + 1e-6) in it, "
-    "R the discounted return; A = sum_k L_k^alpha a_k / (sum_k L_k^alpha + 1e-6), L_k = k + 1, over the k "
-    "with a_k != 0",
+    "(std(R) + 1e-6) in it, R the discounted return; A = sum_k L_k^alpha a_k / (sum_k L_k^alpha + 1e-6), L_k "
+    "= k + 1, over the k with a_k != 0",
     "arXiv 2602.22817, verl-agent recipe/hgpo", "source", "transcription of the recipe in loops, float64",
 )  # fmt: skip
 _EPS = 1e-6
+_ROUNDING = 1e-9
 
 
 class HgpoSettings(Config):
@@ -68,7 +68,9 @@ class Hgpo:
             scores = standardised(np.array([returns[call] for call in calls]), _EPS)
             weight = (len(states) + 1) ** self.settings.alpha
             for call, score in zip(calls, scores, strict=True):
-                if score:
+                # A return that equals the mean scores 0 or a rounding error, depending on the order of
+                # summation. Both count as 0, or the level's weight would depend on that order.
+                if abs(score) > _ROUNDING:
                     sums[call] += weight * float(score)
                     weights[call] += weight
         advantages = {call: sums[call] / (weights[call] + _EPS) for call in returns}

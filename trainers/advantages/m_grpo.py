@@ -19,9 +19,8 @@ from trainers.algorithms import AlgorithmRow
 M_GRPO = AlgorithmRow(
     "advantage", "m_grpo",
     "main: (R_M - mean(R_M)) / (std(R_M) + 1e-4) over the K rollouts; sub-agents: the d_k trajectories of "
-    "each rollout made d "
-    "by repeating or dropping, (R_S - mean(R_S)) / (std(R_S) + 1e-4) over the d K, times copies x d_k / d; "
-    "R_S = 0.4 R_M + 0.1 format + 0.5 expert",
+    "each rollout made d by repeating or dropping, (R_S - mean(R_S)) / (std(R_S) + 1e-4) over the d K, times "
+    "copies x d_k / d; R_S = 0.4 R_M + 0.1 format + 0.5 expert",
     "arXiv 2511.13288", "paper", "transcription in which every copy is written out, float64",
     left_out="the sequence-level ratio, which is a loss's (gspo), and the weight 1/(d K) of a trajectory: a "
              "rollout's "

@@ -15,8 +15,7 @@ from trainers.algorithms import AlgorithmRow
 UI_S1 = AlgorithmRow(
     "advantage", "ui_s1",
     "A = a(r) + w a(R_t), a(x) = (x - mean(x)) / (std(x) + 1e-6): the rollouts' rewards r in the group, and "
-    "the discounted "
-    "returns R_t of step rewards among all t-th steps",
+    "the discounted returns R_t of step rewards among all t-th steps",
     "arXiv 2509.11543, a copy of the authors' core_uis1.py", "source",
     "transcription in loops, float64, with what is left out left out there too",
     left_out="the authors' returns begin anew at a step that was missed, so that nothing comes back through "

@@ -1,4 +1,4 @@
-"""The baseline that gives a weighted policy gradient the least variance (VCPO's OPOB)."""
+"""The baseline with the least variance for a weighted policy gradient (VCPO's OPOB)."""
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,12 @@ MINIMUM_VARIANCE = AlgorithmRow(
 
 
 class MinimumVariance:
-    """Takes the score of one rollout after another, and makes of all of them the gradient of sum (R_i - b)
-    G_i.
+    """Collects the score of each rollout and computes the gradient of sum (R_i - b) G_i.
 
-    G_i is the gradient of the log pi of the rollout's tokens, each times its weight and its share in the
-    loss; b = sum |G_i|^2 R_i / sum |G_i|^2. With one weight w_i for a rollout that is sum w_i^2 |g_i|^2 R_i /
-    sum w_i^2 |g_i|^2, as in VCPO's code (the weights are those of the gradient, after truncation). Memory:
-    two buffers of the gradient's size.
+    G_i is the gradient of log pi over the rollout's tokens, each multiplied by its weight and its share in
+    the loss; b = sum |G_i|^2 R_i / sum |G_i|^2. With one weight w_i per rollout this is
+    sum w_i^2 |g_i|^2 R_i / sum w_i^2 |g_i|^2, as in VCPO's code (weights after truncation). Needs two buffers
+    of the gradient's size.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -32,12 +31,12 @@ class MinimumVariance:
         """|G_i|^2, R_i and the rollout's loss at an advantage of 1."""
 
     def add(self, reward: float, loss: float) -> None:
-        """Take what lies in the parameters' gradients: -G_i of a rollout with this reward; they are none
-        afterwards.
-        """
-        found = [parameter.grad for parameter in self._parameters]
-        squares = sum(float(gradient.double().square().sum()) for gradient in found if gradient is not None)
-        for rewarded, score, gradient in zip(self._rewarded, self._score, found, strict=True):
+        """Add a rollout's -G_i from the parameters' gradients, and clear these gradients."""
+        gradients = [parameter.grad for parameter in self._parameters]
+        squares = sum(float(grad.double().square().sum()) for grad in gradients if grad is not None)
+        # b is known only after the last rollout. The final gradient is linear in b,
+        # so the two sums of R_i G_i and of G_i are enough and no G_i has to be kept.
+        for rewarded, score, gradient in zip(self._rewarded, self._score, gradients, strict=True):
             if gradient is not None:
                 rewarded.add_(gradient, alpha=reward)
                 score.add_(gradient)
@@ -47,44 +46,39 @@ class MinimumVariance:
 
     @property
     def value(self) -> float:
-        """B. 0 while no rollout has a gradient."""
+        """b; 0 while no rollout has a gradient."""
         return best_baseline(
             [squares for squares, _, _ in self._terms], [reward for _, reward, _ in self._terms]
         )
 
     @property
     def loss(self) -> float:
-        """Of the batch, at that baseline."""
+        """The batch's loss at this baseline."""
         value = self.value
         return sum((reward - value) * loss for _, reward, loss in self._terms)
 
-    def give(self) -> None:
-        """Put the gradient at that baseline into the parameters."""
+    def apply(self) -> None:
+        """Set the parameters' gradients to the gradient at this baseline."""
         value = self.value
         for parameter, rewarded, score in zip(self._parameters, self._rewarded, self._score, strict=True):
             parameter.grad = rewarded.sub_(score, alpha=value)
 
 
 def best_baseline(squares_R: list[float], rewards_R: list[float]) -> float:
-    """Sum s R / sum s: the b at which sum s (R - b)^2 is smallest. 0 where all s are."""
-    whole = sum(squares_R)
-    return (
-        sum(square * reward for square, reward in zip(squares_R, rewards_R, strict=True)) / whole
-        if whole
-        else 0.0
-    )
+    """sum s R / sum s, the b that minimises sum s (R - b)^2; 0 if all s are 0."""
+    total = sum(squares_R)
+    if not total:
+        return 0.0
+    return sum(square * reward for square, reward in zip(squares_R, rewards_R, strict=True)) / total
 
 
 def reward_of(rollout_id: str, advantages_N: Tensor) -> float:
-    """The one number that all trained tokens of a rollout have as their advantage. Raises `TrainerError`
-    if it is not one.
-    """
-    found = set(advantages_N.tolist())
-    if len(found) != 1:
+    """The advantage that all trained tokens of a rollout share. Raises `TrainerError` if they have several."""
+    values = set(advantages_N.tolist())
+    if len(values) != 1:
         raise TrainerError(
-            f"Rollout {rollout_id}: baseline = 'minimum_variance' takes one reward for a rollout, and its "
-            "tokens have "
-            f"{len(found)} different ones. Choose an advantage that gives each rollout one number, or "
-            "baseline = 'none'."
+            f"Rollout {rollout_id}: baseline = 'minimum_variance' needs one reward per rollout, and its "
+            f"tokens have {len(values)} different ones. Choose an advantage that gives each rollout one "
+            "number, or set baseline = 'none'."
         )
-    return float(found.pop())
+    return float(values.pop())

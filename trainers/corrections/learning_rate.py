@@ -1,4 +1,4 @@
-"""The learning rate of one step. Whatever a rule makes of it, the next step starts from the setting again."""
+"""The learning rate of one step. A rule changes it for this step only."""
 
 from torch import Tensor
 
@@ -14,11 +14,11 @@ ESS = AlgorithmRow(
 
 
 def step_size(settings: UpdateSettings, log_weight_R: Tensor) -> float:
-    """The rate of a step on rollouts with these log importance weights, float [R]: sums of log(pi / mu) over
-    their tokens.
+    """The learning rate for rollouts with these log importance weights: float [R], log(pi / mu) summed over
+    each rollout's tokens.
 
-    VCPO's rule: lr (min(1, rho / rho_0))^(1/2), rho = ESS / R = (sum w)^2 / (R sum w^2), of the weights
-    before any truncation.
+    VCPO's rule: lr (min(1, rho / rho_0))^(1/2), rho = ESS / R = (sum w)^2 / (R sum w^2), with the weights
+    before truncation.
     """
     if not isinstance(settings.lr_rule, EssRule):
         return settings.lr

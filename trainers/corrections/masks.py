@@ -1,4 +1,4 @@
-"""Corrections that only leave out: weights of 0 and 1, decided for whole rollouts."""
+"""Corrections that only mask: weights of 0 and 1, decided per rollout."""
 
 from typing import Literal
 
@@ -12,8 +12,8 @@ GEOMETRIC = AlgorithmRow(
     "the formula in float64, rollout by rollout",
 )  # fmt: skip
 OPSM = AlgorithmRow(
-    "correction", "opsm", "0 where A < 0 and mean_t (log mu - log pi) > threshold, else 1", "DeepSeek-V3.2; TRL, slime",
-    "source", "TRL 1.16 `GRPOTrainer.get_off_policy_mask`",
+    "correction", "opsm", "0 where A < 0 and mean_t (log mu - log pi) > threshold, else 1",
+    "DeepSeek-V3.2; TRL, slime", "source", "TRL 1.16 `GRPOTrainer.get_off_policy_mask`",
 )  # fmt: skip
 
 
@@ -35,8 +35,8 @@ def geometric(
 def opsm(tokens: Tokens, threshold: float = 0.5) -> Tensor:
     """0 where A < 0 and the mean over the rollout's tokens of log mu - log pi is above the threshold.
 
-    Off-policy sequence masking of DeepSeek-V3.2, as in TRL. With advantages that differ within a rollout each
-    token goes by its own.
+    Off-policy sequence masking of DeepSeek-V3.2, as in TRL. If advantages differ within a rollout, each
+    token's own sign decides.
     """
-    left_N = tokens.rollout_mean(-tokens.log_current_weight) > threshold
-    return (~((tokens.advantages_N < 0) & left_N)).to(tokens.logprobs_N.dtype)
+    off_policy_N = tokens.rollout_mean(-tokens.log_current_weight) > threshold
+    return (~((tokens.advantages_N < 0) & off_policy_N)).to(tokens.logprobs_N.dtype)

@@ -1,6 +1,6 @@
-"""Which corrections there are, and their settings. Nothing here needs torch.
+"""The corrections and their settings, without torch.
 
-A correction of your own is a subclass of `CorrectionSettings`, named as `module:Class`.
+To add your own, subclass `CorrectionSettings` and name it as `module:Class`.
 """
 
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -14,21 +14,20 @@ if TYPE_CHECKING:
 
 
 class CorrectionSettings(NamedPart):
-    """A weight per token; those of several corrections are multiplied. A weight of 0 masks, and changes no
-    denominator.
+    """A weight per token. The weights of several corrections are multiplied. A weight of 0 masks the token
+    and changes no denominator.
     """
 
     weighs: ClassVar[bool] = False
-    """Whether it brings the ratio pi_prox/mu into the gradient; otherwise its weights are 0 and 1."""
+    """Whether it multiplies the gradient by the ratio pi_prox/mu; otherwise its weights are 0 and 1."""
     masks: ClassVar[bool] = True
     """Whether it may give 0."""
 
     def _nothing_to_correct(self, update: "UpdateSettings") -> str | None:
         if update.proximal == "behaviour":
             return (
-                f"{self.name} corrects pi_prox/mu, which is 1 everywhere with proximal = 'behaviour' (there "
-                "the loss has the "
-                "whole ratio pi/mu): leave it out, or set proximal"
+                f"{self.name} corrects pi_prox/mu, which is 1 everywhere with proximal = 'behaviour' (the "
+                "loss then has the whole ratio pi/mu): leave it out, or set proximal"
             )
         return None
 
@@ -41,11 +40,11 @@ class _Ratio(CorrectionSettings):
 
     @property
     def whole_rollouts(self) -> bool:
-        """Whether it must see all trained tokens of a rollout together."""
+        """Whether it needs all trained tokens of a rollout together."""
         return self.level == "sequence"
 
     def problem(self, update: "UpdateSettings") -> str | None:
-        """There must be something to correct."""
+        """The error if proximal = 'behaviour', where the ratio is 1."""
         return self._nothing_to_correct(update)
 
 
@@ -69,8 +68,8 @@ class Mis(_Ratio):
 
 
 class IcePop(_Ratio):
-    """Masked importance sampling with a floor: what the two policies disagree on in either direction is
-    left out.
+    """Masked importance sampling with a floor: masks tokens on which the two policies disagree in either
+    direction.
     """
 
     function = "trainers.corrections.importance_sampling:icepop"
@@ -88,7 +87,7 @@ class IcePop(_Ratio):
 
 
 class Geometric(CorrectionSettings):
-    """Masks rollouts whose mean ratio is out of a narrow band."""
+    """Masks rollouts whose mean ratio is outside of a narrow band."""
 
     function = "trainers.corrections.masks:geometric"
     of_rollouts = True
@@ -101,7 +100,7 @@ class Geometric(CorrectionSettings):
     """Whose ratio to the policy that sampled: the proximal policy's, or the current one's."""
 
     def problem(self, update: "UpdateSettings") -> str | None:
-        """There must be something to judge."""
+        """The error if the ratio that is judged is 1 everywhere."""
         if self.against == "proximal" and (reason := self._nothing_to_correct(update)):
             return f"{reason}, or give it against = 'current'"
         return None
@@ -114,7 +113,7 @@ class Geometric(CorrectionSettings):
 
 
 class Opsm(CorrectionSettings):
-    """Masks what is to be made less likely in rollouts that the current policy has already left."""
+    """Masks tokens with negative advantages in rollouts that the current policy has already moved away from."""
 
     function = "trainers.corrections.masks:opsm"
     of_rollouts = True
@@ -123,7 +122,10 @@ class Opsm(CorrectionSettings):
     """Largest mean difference of log-probabilities that is kept, nats per token."""
 
     def problem(self, update: "UpdateSettings") -> str | None:
-        """The advantage must be known when it masks."""
+        """The error with a baseline, which settles advantages only after masking."""
         if update.baseline != "none":
-            return "opsm goes by the sign of the advantage, which is known only when the baseline is: leave one of them out"
+            return (
+                "opsm masks by the sign of the advantage, which is not known before the baseline is computed: "
+                "leave one of them out"
+            )
         return None

@@ -42,9 +42,8 @@ from trainers.engine.link import (
     receive,
 )
 from trainers.engine.protocol import CompletionRequest, RefusalError, parse_request
-from trainers.engine.reply import EngineReply
+from trainers.engine.reply import EngineReply, FolderDetokenizer
 from trainers.engine.sequence import Chunk
-from trainers.engine.text import FolderDetokenizer
 
 
 class Core:

@@ -121,9 +121,8 @@ class CompletionRequest(BaseModel):
             asked = max(asked, 1)
             raise RefusalError(
                 f"This model's maximum context length is {max_length} tokens. However, you requested "
-                f"{length + asked} tokens "
-                f"({length} in the prompt, {asked} in the completion). Please reduce the length of the "
-                "prompt or completion.",
+                f"{length + asked} tokens ({length} in the prompt, {asked} in the completion). Please reduce "
+                "the length of the prompt or completion.",
                 param="prompt",
             )
         if self.stream_options and not self.stream:

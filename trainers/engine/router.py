@@ -30,14 +30,14 @@ from trainers.engine.link import (
     pack,
     read,
 )
+from trainers.engine.reply import FolderDetokenizer
 from trainers.engine.sequence import Chunk, Sequence, StopMatcher
 from trainers.engine.settings import EngineSettings
-from trainers.engine.text import FolderDetokenizer
 
 log = logging.getLogger(__name__)
 
 
-class Switchboard:
+class EngineRouter:
     """Connects an engine and a front. Chunks wait until `flush` is called, on the engine's thread."""
 
     def __init__(self, engine: Engine, settings: EngineSettings, link: socket.socket) -> None:

@@ -5,12 +5,16 @@ harnessgym engine MODEL_DIR --port 8000
 """
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 import logging
+import os
 import signal
 import socket
+import subprocess
 import sys
+from collections.abc import Iterator
 
 import torch
 
@@ -19,13 +23,57 @@ from harnessgym.errors import ConfigError, HarnessGymError, PolicyError
 from harnessgym.store import TraceStore
 from harnessgym.store.policies import PolicyVersion
 from trainers.engine.engine import Engine, build_engine
-from trainers.engine.front_process import FrontProcess
-from trainers.engine.router import Switchboard
+from trainers.engine.router import EngineRouter
 from trainers.engine.settings import EngineSettings
 from trainers.policy import Policy
 from trainers.policy_weights import load_policy, load_weights, published_weights
 from trainers.weights.agent import WeightAgent, read_newest
 from trainers.weights.settings import AgentSettings
+
+
+class FrontProcess:
+    """A front that has been started and, at the other end of `link`, waits to be told what to serve.
+
+    It is killed when the thread that makes it ends: make it on the main thread.
+    """
+
+    def __init__(self, listener: socket.socket) -> None:
+        """Start it; it takes the listening socket over."""
+        self.link, far = socket.socketpair()
+        fds = (far.fileno(), listener.fileno())
+        argv = [sys.executable, "-m", "trainers.engine.front", *map(str, fds), str(os.getpid())]
+        with far, listener, _interrupts_blocked():
+            self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=fds)
+
+    def stop(self, grace_s: float) -> None:
+        """Have it take no more requests, and wait for those it has for at most `grace_s`."""
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace_s)
+
+    def reap(self) -> int:
+        """Wait for one that has let go of the link; its exit status."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.5)
+        return self.close()
+
+    def close(self) -> int:
+        """End it, within half a second; its exit status."""
+        self.stop(0.5)
+        self._process.kill()
+        self.link.close()
+        return self._process.wait()
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """SIGINT is held back from this thread, and from a process started meanwhile for good."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +220,7 @@ async def run(engine: Engine, settings: EngineSettings, front: FrontProcess, add
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end)
-    board = Switchboard(engine, settings, front.link)
+    board = EngineRouter(engine, settings, front.link)
     engine.start(lambda _: loop.call_soon_threadsafe(end, SystemExit(1)), board.flush)
     heartbeat.follow(loop, board.front_answers)
     listening = board.start(

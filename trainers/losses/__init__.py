@@ -1,4 +1,5 @@
 """Policy losses: pure functions from per-token quantities, float [N], to a loss per token, float [N].
 
-`normalisation.token_weights` turns per-token losses into one number; no loss divides by anything itself.
+No loss normalises itself; `normalisation.token_weights` gives the weights that turn per-token losses into one
+number.
 """

@@ -1,4 +1,4 @@
-"""The clipped surrogate of PPO and its children."""
+"""The clipped surrogate of PPO and its variants."""
 
 import torch
 from torch import Tensor
@@ -7,8 +7,8 @@ from trainers.algorithms import AlgorithmRow
 from trainers.losses.tokens import Tokens
 
 PPO = AlgorithmRow(
-    "loss", "ppo", "-min(rho A, clip(rho, 1 - low, 1 + high) A), rho = pi / pi_prox; low = high = 0.2", "arXiv 1707.06347",
-    "source", 'TRL 1.16 `GRPOTrainer`, `loss_type = "grpo"`', "rollout",
+    "loss", "ppo", "-min(rho A, clip(rho, 1 - low, 1 + high) A), rho = pi / pi_prox; low = high = 0.2",
+    "arXiv 1707.06347", "source", 'TRL 1.16 `GRPOTrainer`, `loss_type = "grpo"`', "rollout",
     'GRPO\'s mean per rollout (set normalisation = "rollout"), its KL penalty to a reference policy.',
 )  # fmt: skip
 DAPO = AlgorithmRow(
@@ -24,8 +24,8 @@ DECOUPLED_PPO = AlgorithmRow(
     "arXiv 2505.24298",
     "source", "AReaL's formula in float64, token by token, with its mask at 5", "token",
     'the paper\'s several steps on a batch, clipped against the policy before the first: algorithm = "ppo" '
-    'with several epochs '
-    'or mini_batches, proximal = "recompute" and corrections = [{ name = "mis", cap = 5.0 }].',
+    'with several epochs or mini_batches, proximal = "recompute" and corrections = [{ name = "mis", cap = '
+    '5.0 }].',
 )  # fmt: skip
 GSPO = AlgorithmRow(
     "loss", "gspo", "-min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean_t log rho_t), as sg[s] pi / "
@@ -43,9 +43,9 @@ DPPO_TV = AlgorithmRow(
 )  # fmt: skip
 
 
-_OVERFLOW = 60.0
-"""Log-ratios count up to here, far beyond every clip: the exponential of a greater one times an advantage
-of 0 has no value."""
+_MAX_LOG_RATIO = 60.0
+"""Larger log-ratios are clamped to this, far beyond every clip: exp would overflow to inf, and inf times an
+advantage of 0 is NaN."""
 
 
 def ppo(tokens: Tokens, clip_low: float = 0.2, clip_high: float = 0.2) -> Tensor:
@@ -62,9 +62,11 @@ def gspo(tokens: Tokens, clip_low: float = 3e-4, clip_high: float = 4e-4) -> Ten
     """The clipped surrogate of s = exp(mean over the rollout's tokens of log rho), one ratio a rollout (arXiv
     2507.18071).
 
-    In its token form, sg[s] pi / sg[pi]: equal in value and gradient to s where normalisation is by rollout
-    and the advantage is one number.
+    Computed in its token form, sg[s] pi / sg[pi], which equals s in value and gradient if normalisation is by
+    rollout and the rollout has one advantage.
     """
+    # `own_N` is 0 in value and carries the gradient of the token's own logprob: the rollout's ratio decides
+    # whether the token is clipped, and the gradient still flows token by token.
     log_s_N = tokens.rollout_mean(tokens.log_ratio).to(tokens.logprobs_N.dtype)
     own_N = tokens.logprobs_N - tokens.logprobs_N.detach()
     return clipped_surrogate(log_s_N + own_N, tokens.advantages_N, clip_low, clip_high)
@@ -72,14 +74,14 @@ def gspo(tokens: Tokens, clip_low: float = 3e-4, clip_high: float = 4e-4) -> Ten
 
 def dppo_tv(tokens: Tokens, mask_low: float = 0.2, mask_high: float = 0.2, kl: float = 0.0) -> Tensor:
     """-rho A with rho = pi / mu, but without gradient where pi - mu > mask_high (A > 0) or pi - mu <
-    -mask_low (A < 0).
+    -mask_low (A < 0); plus kl (log rho)^2.
 
-    Plus kl (log rho)^2. Probabilities are compared, not ratios, so that a rare token is not cut for a small
-    change (DPPO, arXiv 2602.04879, binary total variation, as prime-rl has it).
+    Probabilities are compared, not ratios, so a small change does not mask a rare token (DPPO, arXiv
+    2602.04879, binary total variation, as in prime-rl).
     """
-    moved_N = tokens.logprobs_N.detach().exp() - tokens.proximal_N.exp()
-    cut_N = torch.where(tokens.advantages_N > 0, moved_N > mask_high, moved_N < -mask_low)
-    loss_N = torch.where(cut_N, 0.0, -tokens.log_ratio.clamp(max=_OVERFLOW).exp() * tokens.advantages_N)
+    change_N = tokens.logprobs_N.detach().exp() - tokens.proximal_N.exp()
+    cut_N = torch.where(tokens.advantages_N > 0, change_N > mask_high, change_N < -mask_low)
+    loss_N = torch.where(cut_N, 0.0, -tokens.log_ratio.clamp(max=_MAX_LOG_RATIO).exp() * tokens.advantages_N)
     return loss_N + kl * tokens.log_ratio.square()
 
 
@@ -87,5 +89,5 @@ def clipped_surrogate(log_ratio_N: Tensor, advantages_N: Tensor, clip_low: float
     """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) per token; the gradient flows through
     `log_ratio_N`.
     """
-    ratio = log_ratio_N.clamp(max=_OVERFLOW).exp()
+    ratio = log_ratio_N.clamp(max=_MAX_LOG_RATIO).exp()
     return -torch.minimum(ratio * advantages_N, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages_N)

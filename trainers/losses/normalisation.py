@@ -1,7 +1,7 @@
 """How much each token counts in a batch's loss.
 
-Denominators count tokens or rollouts, never rows: a rollout split into several rows with disjoint masks
-weighs what it weighed whole. Corrections come later and leave the weights alone.
+Denominators count tokens or rollouts, never rows: a rollout that is split into several rows with disjoint
+masks keeps its weight. Corrections are applied later and do not change these weights.
 """
 
 from collections import Counter
@@ -19,17 +19,18 @@ from trainers.algorithms import AlgorithmRow
 CONSTANT = AlgorithmRow(
     "loss", "normalisation = constant", "sum of the tokens' losses / (R length): Dr. GRPO's mean, for any "
                                         "loss",
-    "arXiv 2503.20783", "source", 'TRL 1.16 `GRPOTrainer`, `loss_type = "dr_grpo"`; our weights are float32', "constant",
+    "arXiv 2503.20783", "source",
+    'TRL 1.16 `GRPOTrainer`, `loss_type = "dr_grpo"`; our weights are float32', "constant",
     'Dr. GRPO is this with advantage = "dr_grpo" and loss = "ppo"; none of the three brings the others.',
 )  # fmt: skip
 
 
 class Constant(Config):
-    """Dr. GRPO's denominator: no rollout's length is in it."""
+    """Dr. GRPO's denominator, which does not depend on the rollouts' lengths."""
 
     name: Literal["constant"] = "constant"
     length: int = Field(gt=0)
-    """Tokens that each rollout is divided by: the most that one may have."""
+    """Tokens by which each rollout's sum is divided: the maximum that a rollout may have."""
 
 
 Normalisation = Literal["token", "rollout"] | Constant
@@ -45,7 +46,8 @@ def token_weights(
     the same. Constant: one over (rollouts in the batch x length) (Dr. GRPO): long rollouts weigh more,
     whatever the others' lengths.
 
-    `total` is the batch's `denominator` where `rows` are a part of it; a rollout's rows must be in one part.
+    `total` is the whole batch's `denominator` if `rows` are a part of it; all rows of a rollout must be in
+    the same part.
     """
     trained = _trained(rows)
     whole = max(denominator(rows, normalisation), 1) if total is None else total
@@ -59,9 +61,9 @@ def token_weights(
 
 
 def denominator(rows: Sequence[Row], normalisation: Normalisation) -> int:
-    """What the sums over these rows are divided by: how many trained tokens, or rollouts, they have.
+    """The number of trained tokens, or of rollouts, by which sums over these rows are divided.
 
-    Those of a batch's parts add up to the batch's.
+    The denominators of a batch's parts add up to the batch's.
     """
     trained = _trained(rows)
     return sum(trained.values()) if normalisation == "token" else len(trained)

@@ -1,4 +1,4 @@
-"""Losses whose gradient is that of log pi times a weight that carries none: no token is ever cut off."""
+"""Losses of the form weight times log pi, where the weight has no gradient: no token is ever clipped away."""
 
 from torch import Tensor
 
@@ -21,12 +21,13 @@ CISPO = AlgorithmRow(
 MINPRO = AlgorithmRow(
     "loss", "minpro", "-sg[clip(m_t rho_t, 1 - low, 1 + high)] A log pi, m_t = min of rho_i over i < t, m_1 "
                       "= 1",
-    "arXiv 2601.22718 (m_1 and the range: ours)", "third party", "the formula in float64, token by token", "token",
+    "arXiv 2601.22718 (m_1 and the range: ours)", "third party",
+    "the formula in float64, token by token", "token",
 )  # fmt: skip
 
 
 def reinforce(tokens: Tokens) -> Tensor:
-    """-A log pi (Williams 1992). What an older policy sampled is weighted by corrections alone."""
+    """-A log pi (Williams 1992). Only corrections weight the tokens of an older policy."""
     return -tokens.advantages_N * tokens.logprobs_N
 
 
@@ -39,11 +40,11 @@ def cispo(tokens: Tokens, cap: float = 5.0) -> Tensor:
 
 
 def minpro(tokens: Tokens, clip_low: float = 0.2, clip_high: float = 0.28) -> Tensor:
-    """-sg[clip(m rho, 1 - clip_low, 1 + clip_high)] A log pi, m the least rho among the rollout's earlier
+    """-sg[clip(m rho, 1 - clip_low, 1 + clip_high)] A log pi, m the smallest rho of the rollout's earlier
     tokens.
 
-    MinPRO (arXiv 2601.22718) puts m in the place of the product of all earlier ratios. The formula is known
-    here from a third party's note; that m is 1 for the first token, and the clip range, are ours.
+    MinPRO (arXiv 2601.22718) uses m instead of the product of all earlier ratios. The formula is taken from a
+    third party's note; m = 1 for the first token and the clip range are our choices.
     """
     log_ratio_N = tokens.log_ratio.detach()
     log_prefix_N = tokens.least_before(log_ratio_N, first=0.0)

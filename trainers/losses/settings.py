@@ -1,7 +1,6 @@
-"""Which losses there are, and their settings. Nothing here needs torch; a loss itself is loaded by name when
-it is computed.
+"""The losses and their settings, without torch. The function of a loss is loaded by name when it is computed.
 
-A loss of your own is a subclass of `LossSettings`, named as `module:Class`.
+To add your own, subclass `LossSettings` and name it as `module:Class`.
 """
 
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,42 +14,40 @@ if TYPE_CHECKING:
 
 
 class NamedPart(Config):
-    """What a loss and a correction have in common: a function, by name, whose settings are the fields."""
+    """The settings of a loss or a correction: a function, by name, and its arguments as fields."""
 
     function: ClassVar[str]
-    """`module:function` from `Tokens`, and the fields, to float [N]."""
+    """`module:function`. It takes `Tokens` and the fields, and returns float [N]."""
 
     of_rollouts: ClassVar[bool] = False
-    """Whether it looks at whole rollouts, whatever its settings. Else `Tokens` may hold parts of them, and
-    no times."""
+    """Whether it always needs whole rollouts. Otherwise `Tokens` may hold parts of rollouts, without times."""
 
     name: str = ""
-    """As it was asked for."""
+    """The name in the run file."""
 
     @property
     def whole_rollouts(self) -> bool:
-        """Whether it must see all trained tokens of a rollout together."""
+        """Whether it needs all trained tokens of a rollout together."""
         return self.of_rollouts
 
     def problem(self, update: "UpdateSettings") -> str | None:  # noqa: ARG002
-        """Why these settings make no sense together, if they do not."""
+        """Why this part does not fit the rest of the update; None if it does."""
         return None
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the function takes besides the tokens."""
+        """The function's arguments besides the tokens."""
         return self.model_dump(exclude={"name"})
 
 
 class LossSettings(NamedPart):
-    """A loss per token. It divides by nothing, and its gradient flows through `Tokens.logprobs_N`."""
+    """A loss per token. It is not normalised, and its gradient flows through `Tokens.logprobs_N`."""
 
     def _needs_a_ratio(self, update: "UpdateSettings") -> str | None:
         if update.proximal == "current":
             return (
-                f"{self.name} is made of the ratio to the proximal policy, which is 1 everywhere with "
-                "proximal = 'current'; "
-                "what is left is loss = 'reinforce': name that, or another proximal policy"
+                f"{self.name} depends on the ratio to the proximal policy, which is 1 everywhere with "
+                "proximal = 'current'; this leaves loss = 'reinforce': name that, or another proximal policy"
             )
         return None
 
@@ -66,22 +63,19 @@ class PpoLoss(LossSettings):
     """How far above 1 it may rise."""
 
     def problem(self, update: "UpdateSettings") -> str | None:
-        """With the current policy as the proximal one only a correction brings in the ratio to the one
-        that sampled.
-        """
+        """The error if neither the loss nor a correction has the ratio to the policy that sampled."""
         if update.proximal == "current" and not any(each.weighs for each in update.weights):
             return (
-                f"{self.name} with proximal = 'current' has the ratio 1 everywhere, and no correction here "
-                "weighs by pi/mu, so "
-                "off-policy tokens are trained as if on-policy: name tis, mis or icepop, or loss = "
-                "'reinforce' if that is meant"
+                f"{self.name} with proximal = 'current' has the ratio 1 everywhere, and no correction weights "
+                "by pi/mu, so off-policy tokens are trained as if on-policy: add tis, mis or icepop, or set "
+                "loss = 'reinforce' if this is intended"
             )
         return None
 
 
 class Dapo(PpoLoss):
-    """The same with DAPO's wider upper range. Its mean over tokens and its refill of groups are settings
-    of their own.
+    """PPO's loss with DAPO's wider upper range. DAPO's mean over tokens and its refill of groups are
+    separate settings.
     """
 
     clip_high: float = Field(0.28, ge=0)
@@ -89,37 +83,43 @@ class Dapo(PpoLoss):
 
 
 class DecoupledPpo(PpoLoss):
-    """PPO clipped against a proximal policy that is not the one that sampled, weighted by a correction.
+    """PPO clipped against a proximal policy other than the one that sampled, and weighted by a correction.
 
-    AReaL's own takes several steps on a batch and clips against the policy that the first of them starts
-    from: that is algorithm = "ppo" with proximal = "recompute".
+    AReaL takes several steps on a batch and clips against the policy before the first of them: set
+    algorithm = "ppo" with proximal = "recompute" for this.
     """
 
     def problem(self, update: "UpdateSettings") -> str | None:
-        """Without another proximal policy, without a ratio to it, or without weights, it is not decoupled."""
+        """The error without a proximal policy of its own, a ratio to it, or a correction."""
         if update.proximal == "behaviour":
-            return "decoupled_ppo tells the proximal from the behaviour policy: with proximal = 'behaviour' it is loss = 'ppo'"
+            return (
+                "decoupled_ppo separates the proximal from the behaviour policy; with proximal = 'behaviour' "
+                "it equals loss = 'ppo': name that, or another proximal policy"
+            )
         if reason := self._needs_a_ratio(update):
             return reason
         if not any(each.weighs for each in update.weights):
-            return "decoupled_ppo without a weight pi_prox/mu trains off-policy tokens as if on-policy: name tis, mis or icepop"
+            return (
+                "decoupled_ppo without a weight pi_prox/mu trains off-policy tokens as if on-policy: add tis, "
+                "mis or icepop"
+            )
         return None
 
 
 class Gspo(LossSettings):
-    """One ratio for a rollout, the geometric mean of its tokens'. Meant for normalisation = "rollout"."""
+    """One ratio per rollout, the geometric mean of its tokens' ratios. Meant for normalisation = "rollout"."""
 
     function = "trainers.losses.clipped:gspo"
     of_rollouts = True
 
     clip_low: float = Field(3e-4, ge=0, le=1)
     """How far below 1 a rollout's ratio may fall before its gradient stops. A mean over many tokens moves
-    little."""
+    little, so the range is small."""
     clip_high: float = Field(4e-4, ge=0)
     """How far above 1 it may rise."""
 
     def problem(self, update: "UpdateSettings") -> str | None:
-        """It lives on its ratio."""
+        """The error if the ratio is 1 everywhere."""
         return self._needs_a_ratio(update)
 
 
@@ -132,12 +132,12 @@ class Cispo(LossSettings):
     """Largest weight of a token (1 + epsilon_high of the paper)."""
 
     def problem(self, update: "UpdateSettings") -> str | None:
-        """It lives on its ratio."""
+        """The error if the ratio is 1 everywhere."""
         return self._needs_a_ratio(update)
 
 
 class MinPro(LossSettings):
-    """A token's ratio times the least one before it, in place of the product of all of them."""
+    """A token's ratio times the smallest one before it, instead of the product of all of them."""
 
     function = "trainers.losses.score:minpro"
     of_rollouts = True
@@ -148,32 +148,31 @@ class MinPro(LossSettings):
     """How far above 1 it may rise."""
 
     def problem(self, update: "UpdateSettings") -> str | None:
-        """It lives on its ratio, and does what weights of whole rollouts do."""
+        """The error if the ratio is 1 everywhere, or if a correction also weights whole rollouts."""
         if twice := [each.name for each in update.weights if each.whole_rollouts]:
             return (
-                f"minpro stands in for the ratio of a rollout so far, and {twice[0]} would weigh or mask "
-                "rollouts by such a "
-                "ratio a second time: take corrections that act on tokens"
+                f"minpro already weights by the ratio of the rollout so far, and {twice[0]} would weight or "
+                "mask rollouts by such a ratio a second time: choose corrections that act on tokens"
             )
         return self._needs_a_ratio(update)
 
 
 class DppoTv(LossSettings):
-    """A trust region on probabilities in place of ratios."""
+    """A trust region on probabilities instead of ratios."""
 
     function = "trainers.losses.clipped:dppo_tv"
 
     mask_low: float = Field(0.2, ge=0, le=1)
-    """How far a token's probability may have fallen before it is left to rise again only."""
+    """How far a token's probability may have fallen before a further decrease has no gradient."""
     mask_high: float = Field(0.2, ge=0, le=1)
-    """How far it may have risen."""
+    """How far it may have risen before a further increase has no gradient."""
     kl: float = Field(0.0, ge=0)
     """Weight of (log rho)^2, which pulls back to the policy that sampled; prime-rl has 1e-3."""
 
     def problem(self, update: "UpdateSettings") -> str | None:
-        """It knows no other proximal policy than the one that sampled."""
+        """The error with a proximal policy other than the one that sampled."""
         if update.proximal != "behaviour":
-            return "dppo_tv keeps to the policy that sampled, pi - mu: set proximal = 'behaviour'"
+            return "dppo_tv compares with the policy that sampled (pi - mu): set proximal = 'behaviour'"
         return None
 
 
@@ -183,11 +182,10 @@ class Reinforce(LossSettings):
     function = "trainers.losses.score:reinforce"
 
     def problem(self, update: "UpdateSettings") -> str | None:
-        """It leaves all weighing to corrections."""
+        """The error unless proximal = 'current', with which corrections weight by the whole ratio."""
         if update.proximal != "current":
             return (
-                "reinforce has no ratio, so only corrections can weigh what another policy sampled, by "
-                "pi_prox/mu: set "
-                "proximal = 'current', for the whole ratio pi/mu"
+                "reinforce has no ratio, so only corrections weight off-policy tokens, by pi_prox/mu: set "
+                "proximal = 'current', which makes this the whole ratio pi/mu"
             )
         return None

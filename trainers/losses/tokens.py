@@ -1,7 +1,7 @@
-"""What losses and corrections see of a batch: its trained tokens, one number of each kind per token.
+"""The trained tokens of a batch, as losses and corrections see them: flat, one number of each kind per token.
 
-A rollout may have several rows; which row a token is in makes no difference to anything here. What is taken
-over a whole rollout is taken over all its trained tokens.
+A rollout may have several rows; it makes no difference here which row a token is in. A sum or mean over a
+rollout is over all its trained tokens.
 """
 
 from collections.abc import Sequence
@@ -23,31 +23,31 @@ class Tokens:
     """Trained tokens; float [N] unless it says otherwise."""
 
     logprobs_N: Tensor
-    """Of the current policy; the gradient flows through these alone."""
+    """Logprobs of the current policy, the only part with a gradient."""
     behaviour_N: Tensor
-    """Of the distribution that was sampled from."""
+    """Logprobs of the distribution that was sampled from."""
     proximal_N: Tensor
-    """Of the policy that ratios are clipped against. Carries no gradient."""
+    """Logprobs of the policy against which ratios are clipped, without gradient."""
     advantages_N: Tensor
     rollout_N: Tensor
-    """int64: whose token it is, counted from 0. What asks for whole rollouts needs all trained tokens of
-    each of them here."""
+    """int64: index of the token's rollout. Losses and corrections over whole rollouts need all trained
+    tokens of each rollout."""
     time_N: Tensor
     """int64: sorts the tokens of a rollout by when they were sampled."""
 
     @cached_property
     def log_ratio(self) -> Tensor:
-        """log(pi / pi_prox), float [N]: what losses clip."""
+        """log(pi / pi_prox), float [N], which losses clip."""
         return self.logprobs_N - self.proximal_N
 
     @cached_property
     def log_weight(self) -> Tensor:
-        """log(pi_prox / mu), float [N]: what corrections weigh with. Carries no gradient."""
+        """log(pi_prox / mu), float [N], which corrections weight by; without gradient."""
         return (self.proximal_N - self.behaviour_N).detach()
 
     @cached_property
     def log_current_weight(self) -> Tensor:
-        """log(pi / mu), float [N]. Carries no gradient."""
+        """log(pi / mu), float [N], without gradient."""
         return (self.logprobs_N - self.behaviour_N).detach()
 
     @cached_property
@@ -65,9 +65,7 @@ class Tokens:
         return self.rollout_sum(values_N) / self._counts[self.rollout_N]
 
     def least_before(self, values_N: Tensor, first: float) -> Tensor:
-        """For each token the least value of its rollout's earlier tokens, [N]; `first` where there is
-        none.
-        """
+        """For each token the smallest value of its rollout's earlier tokens, [N]; `first` if it has none."""
         out_N = torch.empty_like(values_N)
         for rollout in range(len(self._counts)):
             own = (self.rollout_N == rollout).nonzero().squeeze(-1)
@@ -79,10 +77,11 @@ class Tokens:
 def sampling_times(rows: Sequence[Row]) -> list[TimeArray]:
     """When each token of these rows of one rollout was sampled, as numbers to sort by, int64 [T] per row.
 
-    Calls are in the order in which they began, the tokens of a call as they stand.
+    Calls are sorted by when they began, the tokens of a call by position.
     """
     calls = sorted({(turn.place, turn.call_id) for row in rows for turn in row.turns})
     place = {call_id: index for index, (_, call_id) in enumerate(calls, 1)}
+    # The upper 32 bits hold the call's index and the lower ones the position in the row.
     out = []
     for row in rows:
         times = np.arange(len(row.ids), dtype=np.int64)

@@ -1,1 +1,1 @@
-"""Proximal policies other than the one that sampled and the one that the step starts from."""
+"""Proximal policies with weights of their own, other than the behaviour and the current policy."""

@@ -7,24 +7,22 @@ import torch
 
 from harnessgym.tokens import FloatArray
 from harnessgym.traces.trajectories import Row
-from trainers.corrections.averaging import taken_in
+from trainers.corrections.averaging import ewma_update
 from trainers.gradients import score_all
 from trainers.policy import Policy
-from trainers.proximal.settings import Ewma
-from trainers.proximal.weights import copies, having, parts, put
+from trainers.proximal.proximal import copies, having, parts, put
 from trainers.update import UpdateMetrics
-from trainers.update_settings import UpdateSettings
+from trainers.update_settings import Ewma, UpdateSettings
 from trainers.world import World
 
 
 class MovingAverage:
-    """theta_prox = sum beta^(t-k) theta_k / sum beta^(t-k) over the versions k <= t that steps have made, and
-    the first one.
+    """theta_prox = sum beta^(t-k) theta_k / sum beta^(t-k) over all versions k <= t, including the first.
 
-    beta = W / (W + 2) for tokens up to W versions old. Where corrections leave a smaller share of a batch's
-    tokens than `reset_below`, it begins again from the weights that this step makes. One more copy of the
-    weights (arXiv 2605.12070; the formula is known here from a third party's note, and so is the reset, whose
-    moment within the step is ours).
+    beta = W / (W + 2) for tokens up to W versions old. If corrections keep a smaller share of a batch's tokens
+    than `reset_below`, the average starts again from the weights after this step. It needs one more copy of the
+    weights. (arXiv 2605.12070; the formula and the reset are taken from a third party's note, the moment of the
+    reset within the step is our choice.)
     """
 
     def __init__(self, policy: Policy, update: UpdateSettings, settings: Ewma, world: World) -> None:
@@ -36,7 +34,7 @@ class MovingAverage:
         self._total = 1.0
 
     def logprobs(self, rows: Sequence[Row]) -> list[FloatArray]:
-        """Of all tokens of each row, under the average, float32 [T]."""
+        """Logprobs of all tokens of each row under the average, float32 [T]."""
         with having(self.policy, self._mean):
             return score_all(
                 self.policy, rows, self.update.temperature, self.update.micro_batch_tokens, self.world
@@ -44,11 +42,11 @@ class MovingAverage:
 
     @torch.no_grad()
     def stepped(self, metrics: UpdateMetrics) -> None:
-        """Take in the weights that a step has made."""
+        """Add the weights after a step to the average."""
         if 1.0 - metrics.masked < self.settings.reset_below:
             self._begin()
             return
-        self._total, share = taken_in(self._total, self.settings.beta)
+        self._total, share = ewma_update(self._total, self.settings.beta)
         for mean, part in zip(self._mean, parts(self.policy), strict=True):
             mean.lerp_(part, share)
 
@@ -66,11 +64,12 @@ class MovingAverage:
         return {"weights": weights, "total": self._total}
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Go on from a state; without one, begin with the weights that the policy has."""
-        total = self.world.shared(None if state is None else state["total"])
+        """Load a state; without one, start from the policy's weights."""
+        total = self.world.broadcast(None if state is None else state["total"])
         if total is None:
             self._begin()
             return
+        # The state is distributed by loading it into the policy, whose own weights are then restored.
         own = copies(self.policy)
         weights = (state or {}).get("weights", {})
         if self.world.size > 1:

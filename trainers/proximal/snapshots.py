@@ -1,8 +1,8 @@
-"""The version that sampled each token, scored by the trainer: its own old logprobs, which asynchronous
+"""Scores each token in the trainer under the version that sampled it: the old logprobs that asynchronous
 training lacks.
 
-With these, pi_prox / mu is what engine and trainer disagree on, and pi / pi_prox is staleness alone ("Missing
-Old Logits", arXiv 2605.12070, route (a)).
+With these, pi_prox / mu is only the mismatch of engine and trainer, and pi / pi_prox only staleness ("Missing Old
+Logits", arXiv 2605.12070, route (a)).
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from harnessgym.traces.trajectories import Row
 from trainers.gradients import score_all
 from trainers.policy import Policy
 from trainers.policy_weights import load_weights, packed_weights
-from trainers.proximal.weights import copies, having, put
+from trainers.proximal.proximal import copies, having, put
 from trainers.update import UpdateMetrics
 from trainers.update_settings import UpdateSettings
 from trainers.weights.chain import read_version
@@ -27,11 +27,10 @@ from trainers.world import World
 
 
 class Snapshots:
-    """Copies of published versions in main memory, by number, as far back as tokens may be: at most `kept`.
+    """Copies of the newest published versions in main memory, by number: at most `kept`.
 
-    A version is read where it was published, when a batch first has tokens of it: what engines sampled with,
-    rounded as it was published. So there is nothing to checkpoint, and a resumed trainer reads again what it
-    needs.
+    A version is read from disk when a batch first has tokens of it, so it has the weights that engines sampled
+    with, rounded as published. There is nothing to checkpoint: a resumed trainer reads the versions again.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class Snapshots:
         self._held: dict[int, list[Tensor]] = {}
 
     def logprobs(self, rows: Sequence[Row]) -> list[FloatArray]:
-        """Of each trained token, under the version that sampled it, float32 [T]; 0 elsewhere."""
+        """Logprobs of each trained token under the version that sampled it, float32 [T]; 0 elsewhere."""
         out = [np.zeros(len(row.ids), dtype=np.float32) for row in rows]
         sampled = {int(version) for row in rows for version in np.unique(row.versions[row.mask != 0])}
         for version in sorted(sampled):
@@ -53,19 +52,19 @@ class Snapshots:
                 index for index, row in enumerate(rows) if ((row.versions == version) & (row.mask != 0)).any()
             ]
             with having(self.policy, self._of(version)):
-                found = score_all(
+                scores = score_all(
                     self.policy,
                     [rows[index] for index in own],
                     self.update.temperature,
                     self.update.micro_batch_tokens,
                     self.world,
                 )
-            for index, logprobs in zip(own, found, strict=True):
+            for index, logprobs in zip(own, scores, strict=True):
                 np.copyto(out[index], logprobs, where=rows[index].versions == version)
         return out
 
     def stepped(self, metrics: UpdateMetrics) -> None:  # noqa: ARG002
-        """Let go of what is too old for the next batch."""
+        """Drop the versions that are too old for the next batch."""
         for version in sorted(self._held)[: -self.kept]:
             del self._held[version]
 
@@ -75,14 +74,14 @@ class Snapshots:
         return sorted(self._held)
 
     def state(self) -> None:
-        """Nothing: versions are read again."""
+        """None: versions are read again from disk."""
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Nothing to go on from."""
+        """Do nothing: there is no state."""
 
     def _of(self, version: int) -> list[Tensor]:
-        """A version's weights, this process's part, in main memory. Raises `TrainerError` if they are not
-        there any more.
+        """The part of a version's weights in this process, in main memory. Raises `TrainerError` if the version was
+        removed.
         """
         if version not in self._held:
             own = copies(self.policy)
@@ -104,7 +103,6 @@ class Snapshots:
             return read_version(version_path(self.versions, version))[1]
         except PolicyError as error:
             raise TrainerError(
-                f"{error} proximal = 'snapshot' scores tokens under the version that sampled them. Raise "
-                "trainer.publish.keep, "
-                "or choose another proximal policy."
+                f"{error} proximal = 'snapshot' scores tokens under the version that sampled them: raise "
+                "trainer.publish.keep, or choose another proximal policy."
             ) from error

@@ -9,10 +9,11 @@ policy that the step starts from and that one (proximal "current").
 Advantages, losses, KL and whatever else are TRL's, as its arguments say.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from datasets import Dataset
 from torch import Tensor
 from transformers import TrainerCallback
@@ -21,11 +22,98 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from harnessgym.errors import TrainerError
 from trainers.corrections.importance_sampling import truncated
-from trainers.trl_bridge.branches import appended
-from trainers.trl_bridge.rollout_func import rollout_func
-from trainers.trl_bridge.samples import Sample, empty_sample, recorded_reward
-from trainers.trl_bridge.training_run import TrainingRun
-from trainers.trl_bridge.weights import named_weights
+from trainers.trl_bridge.samples import (
+    Sample,
+    SampledBatch,
+    empty_sample,
+    fields_of,
+    recorded_reward,
+    samples_of,
+)
+from trainers.trl_bridge.training_run import TakenBatch, TrainingRun
+from trainers.trl_bridge.weight_transfer import named_weights
+
+_LEFT = ("prompt_ids", "prompt_mask")
+_RIGHT = ("completion_ids", "completion_mask", "tool_mask", "sampling_per_token_logps")
+
+
+def appended(output: dict[str, Any], places: Sequence[int], added: Sequence[Sample]) -> dict[str, Any]:
+    """TRL's batch with samples added, each with the advantage of the sample that stands at its place.
+
+    Raises `TrainerError` if the batch has what is not known of the added ones: logprobs of a reference
+    policy, images.
+    """
+    unknown = output.keys() - {*_LEFT, *_RIGHT, "advantages", "num_items_in_batch"}
+    if unknown:
+        raise TrainerError(
+            f"Rollout {added[0].rollout_id} has several rows, and TRL's batch has "
+            f"{', '.join(sorted(unknown))} of the first only: leave out the KL penalty (beta = 0) and images."
+        )
+    columns: dict[str, Sequence[Sequence[float]]] = {
+        "prompt_ids": [sample.prompt_ids for sample in added],
+        "prompt_mask": [[1] * len(sample.prompt_ids) for sample in added],
+        "completion_ids": [sample.completion_ids for sample in added],
+        "completion_mask": [[1] * len(sample.completion_ids) for sample in added],
+        "tool_mask": [sample.env_mask for sample in added],
+        "sampling_per_token_logps": [sample.logprobs for sample in added],
+    }
+    joined = {name: _joined(output[name], column, left=name in _LEFT) for name, column in columns.items()}
+    trained = (joined["completion_mask"] * joined["tool_mask"]).sum()
+    advantages = torch.cat([output["advantages"], output["advantages"][list(places)]])
+    return output | joined | {"advantages": advantages, "num_items_in_batch": trained}
+
+
+def _joined(padded: Tensor, rows: Sequence[Sequence[float]], *, left: bool) -> Tensor:
+    """[B + len(rows), T] with zeros where a row is shorter: masks say which tokens count."""
+    length = max(padded.size(1), *map(len, rows))
+
+    def fitted(tensor: Tensor) -> Tensor:
+        missing = length - tensor.size(-1)
+        return F.pad(tensor, (missing, 0) if left else (0, missing))
+
+    added = [fitted(torch.tensor(row, dtype=padded.dtype, device=padded.device)) for row in rows]
+    return torch.cat([fitted(padded), torch.stack(added)])
+
+
+class RolloutFunc:
+    """Takes a batch each time that it is called, and waits for it."""
+
+    def __init__(self, run: TrainingRun) -> None:
+        self.run = run
+        self.taken: TakenBatch | None = None
+        """The last batch."""
+        self.batch = SampledBatch((), ())
+        """The same, as samples."""
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
+        """{prompt_ids, completion_ids, logprobs, env_mask, reward}, a list entry a rollout, groups one after
+        another.
+
+        Raises `TrainerError` for a trainer that would not use the logprobs, or asks for another batch than
+        the run's.
+        """
+        if getattr(trainer, "rollouts", None) is not self:
+            raise TrainerError(
+                f"{type(trainer).__name__} stores the logprobs of a rollout_func and does not use them "
+                "without vLLM: older tokens would be trained as if they were new. "
+                "`trainers.trl_bridge.grpo.RunGRPOTrainer` corrects that: use it."
+            )
+        if not trainer.model.training or len(prompts) != self.run.batch_rollouts:
+            raise TrainerError(
+                f"TRL asks for {len(prompts)} rollouts to "
+                f"{'train' if trainer.model.training else 'evaluate'} on; a run gives batches of "
+                f"{self.run.batch_rollouts} to train on. The run evaluates by itself: leave `eval_dataset` "
+                "out."
+            )
+        self.taken = self.run.take()
+        self.batch = samples_of(self.taken.groups, self.run.options.group_size)
+        return fields_of(self.batch.first)
+
+
+def rollout_func(run: TrainingRun) -> RolloutFunc:
+    """The `rollout_func` of a run, for `trainers.trl_bridge.grpo.RunGRPOTrainer`."""
+    return RolloutFunc(run)
+
 
 Correction = Callable[[Tensor], Tensor]
 """log(pi_old / mu) per trained token, float [N], to a weight per token, float [N]; see
@@ -97,8 +185,8 @@ class RunGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.loss_type not in _BY_TOKENS:
             raise TrainerError(
                 f"Rollout {further[0][1].rollout_id} has several rows, and loss_type {self.loss_type!r} "
-                "takes a mean over "
-                f"samples: it would count more than others. Choose one of {', '.join(_BY_TOKENS)}."
+                "takes a mean over samples: it would count more than others. Choose one of "
+                f"{', '.join(_BY_TOKENS)}."
             )
         missing = -(len(output["advantages"]) + len(further)) % self.args.steps_per_generation
         places = [place for place, _ in further] + [0] * missing
@@ -152,8 +240,8 @@ def _check_arguments(run: TrainingRun, args: GRPOConfig, proximal: str) -> None:
     if run.config.generate.selector in _LARGER:
         raise TrainerError(
             f"The selector {run.config.generate.selector} submits groups that are larger than "
-            "trainer.group_size, and all of "
-            "GRPOTrainer's have one size: choose another generate.selector, or algorithm = 'grpo'."
+            "trainer.group_size, and all of GRPOTrainer's have one size: choose another generate.selector, "
+            "or algorithm = 'grpo'."
         )
     wanted = {
         "num_generations": run.options.group_size,
@@ -167,8 +255,7 @@ def _check_arguments(run: TrainingRun, args: GRPOConfig, proximal: str) -> None:
         if getattr(args, name) != value:
             raise TrainerError(
                 f"GRPOConfig has {name} = {getattr(args, name)}, and this run needs {value}: one batch of "
-                "the run is one step "
-                "and one policy version. `grpo_arguments(run)` gives what agrees."
+                "the run is one step and one policy version. `grpo_arguments(run)` gives what agrees."
             )
     if args.loss_type == "vespo" and proximal == "current":
         raise TrainerError("The loss vespo weights by ratios itself: give it proximal = 'behaviour'.")

@@ -124,8 +124,7 @@ class RolloutWorker:
         if len(found) > self.places:
             raise TrainerError(
                 f"The batch of step {batch.version.step} has {len(found)} rows, and a step of TRL takes "
-                f"{self.places} samples: "
-                f"raise per_device_train_batch_size, e.g. to {2 * len(found)}."
+                f"{self.places} samples: raise per_device_train_batch_size, e.g. to {2 * len(found)}."
             )
         self.trained.append(made.trained)
         self.metrics_queue.put({"reward": float(np.mean(made.rewards))})
@@ -182,8 +181,7 @@ def _check_arguments(run: TrainingRun, args: Any) -> None:
         if not fits:
             raise TrainerError(
                 f"AsyncGRPOConfig has {name} = {getattr(args, name)}, and this run needs {wanted}. "
-                "`async_arguments(run)` "
-                "gives what agrees."
+                "`async_arguments(run)` gives what agrees."
             )
 
 

@@ -68,8 +68,7 @@ def samples_of(groups: Sequence[LoadedGroup], size: int) -> SampledBatch:
         if len(places) > size:
             raise TrainerError(
                 f"Group {group.group.ordinal} has {len(places)} rollouts, and TRL's have {size} "
-                "(trainer.group_size): choose a "
-                "selector that keeps to it (generate.selector)."
+                "(trainer.group_size): choose a selector that keeps to it (generate.selector)."
             )
         for member, rows in places:
             reward = float(member.reward)
@@ -94,8 +93,8 @@ def one_advantage(row: Row, value: float | FloatArray) -> float:
     if len(found) > 1:
         raise TrainerError(
             f"The tokens of rollout {row.rollout_id} have {len(found)} different advantages, and a sample of "
-            "TRL has one: "
-            "choose an estimator that gives one a rollout (trainer.advantage), or algorithm = 'grpo'."
+            "TRL has one: choose an estimator that gives one a rollout (trainer.advantage), or algorithm = "
+            "'grpo'."
         )
     return float(found[0])
 

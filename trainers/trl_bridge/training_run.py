@@ -34,9 +34,9 @@ from trainers.batch import LoadedGroup, ranges_of
 from trainers.batch_collector import BatchCollector
 from trainers.learner import TrainerSettings
 from trainers.weights.chain import read_version
+from trainers.weights.export import write_model
 from trainers.weights.manifest import newest_version, version_path
-from trainers.weights.model_folder import write_model
-from trainers.weights.publisher import Publisher
+from trainers.weights.publish import Publisher
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class TrainingRun:
         self._publisher = Publisher(
             self.folder.versions, self.store, found.id, self.policy_id, self.options.publish
         )
-        self._gathering = BatchCollector(self.store, found.id, self.config)
+        self._collector = BatchCollector(self.store, found.id, self.config)
         self._pending: list[TakenBatch] = []
         self._lock = threading.Lock()
         self._began = time.perf_counter()
@@ -212,14 +212,14 @@ class TrainingRun:
                 *(version for version in ahead if version.version not in {item.version for item in known}),
             ]
         )
-        groups = tuple(self._gathering.groups(start.version, chain, busy, looking))
+        groups = tuple(self._collector.groups(start.version, chain, busy, looking))
         number = (
             max(start.version, *(item.version for item in known), newest_version(self.folder.versions)) + 1
         )
         version = replace(
             start, version=number, parent_version=start.version, step=start.step + 1, bytes=0, checksum=""
         )
-        batch = TakenBatch(groups, start.version, version, chain, self._gathering.waited_s)
+        batch = TakenBatch(groups, start.version, version, chain, self._collector.waited_s)
         with self._lock:
             self._pending.append(batch)
         return batch
@@ -262,7 +262,7 @@ class TrainingRun:
     def _log(self, taken: TakenBatch, trained: Sequence[TrainedRollout]) -> None:
         """A line of the run's metrics."""
         now = time.perf_counter()
-        given_up = self._gathering.given_up(taken.parent)
+        given_up = self._collector.given_up(taken.parent)
         line = {
             "step": taken.version.step,
             "version": taken.version.version,

@@ -3,18 +3,19 @@
 Nothing is paused: each engine installs the version when it is its turn, by delta, and the others go on.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from trainers.trl_bridge.rollout_worker import RolloutWorker
-from trainers.trl_bridge.weights import copied
+if TYPE_CHECKING:
+    from trainers.trl_bridge.rollout_worker import RolloutWorker
 
 
 class WeightTransfer:
     """TRL's `WeightTransferProtocol`, for the batches that a worker gives to the same trainer."""
 
-    def __init__(self, worker: RolloutWorker) -> None:
+    def __init__(self, worker: "RolloutWorker") -> None:
         self.worker = worker
         self._begun = False
 
@@ -40,3 +41,13 @@ class WeightTransfer:
 
     def destroy(self) -> None:
         """Nothing: what was published stays."""
+
+
+def named_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of all parameters under their Hugging Face names; tied ones once."""
+    return copied(model.named_parameters())
+
+
+def copied(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors by name, as copies in the processor's memory."""
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors}

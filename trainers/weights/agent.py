@@ -124,8 +124,8 @@ def read_verified(
     if (manifest.version, manifest.checksum) != (version.version, version.checksum):
         raise PolicyError(
             f"{path} holds version {manifest.version} with checksum {manifest.checksum}, the store recorded "
-            "version "
-            f"{version.version} with {version.checksum}. Do not serve it; publish it again as a new version."
+            f"version {version.version} with {version.checksum}. Do not serve it; publish it again as a new "
+            "version."
         )
     return replace(version, path=str(path)), weights
 
@@ -308,8 +308,7 @@ class WeightAgent:
     def _refusal(self, version: PolicyVersion, reason: HarnessGymError) -> PolicyError:
         return PolicyError(
             f"{self.worker_id} cannot serve policy version {version.version} at {version.path}: {reason} A "
-            "restart does not "
-            "mend a bad version: find out what wrote it, and publish again."
+            "restart does not mend a bad version: find out what wrote it, and publish again."
         )
 
     async def _announce(self, store: TraceStore) -> None:

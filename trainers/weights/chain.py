@@ -127,8 +127,7 @@ def _base_of(link: Link) -> Link:
     if (base.version, base.checksum) != (manifest.base, manifest.base_checksum):
         raise PolicyError(
             f"{path} holds version {base.version} with checksum {base.checksum}, but the delta at "
-            f"{link.path} was made of "
-            f"version {manifest.base} with {manifest.base_checksum}. {_REMEDY}"
+            f"{link.path} was made of version {manifest.base} with {manifest.base_checksum}. {_REMEDY}"
         )
     return Link(path, base)
 

@@ -72,8 +72,7 @@ def encode(base: Tensor, tensor: Tensor) -> Delta:
     if base.dtype != tensor.dtype or base.shape != tensor.shape:
         raise PolicyError(
             f"A delta needs tensors of one dtype and shape, not {base.dtype} {tuple(base.shape)} and "
-            f"{tensor.dtype} "
-            f"{tuple(tensor.shape)}. Publish this version in full."
+            f"{tensor.dtype} {tuple(tensor.shape)}. Publish this version in full."
         )
     old = flat_bytes(base)
     new = flat_bytes(tensor)

@@ -2,12 +2,34 @@
 
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
 
 from harnessgym.errors import PolicyError
 from trainers.weights.chain import read_version
-from trainers.weights.manifest import version_path
-from trainers.weights.model_folder import write_model
+from trainers.weights.manifest import FULL, version_path
+
+_WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
+
+
+def write_model(source: Path, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Fill `folder` with what the model folder `source` has (configuration, tokenizer, template, ...), but
+    other weights.
+
+    Raises `OSError` if something cannot be read or written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if file.is_file() and not file.name.endswith(_WEIGHTS):
+            shutil.copyfile(file, folder / file.name)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in weights.items()},
+        folder / FULL,
+        metadata={"format": "pt"},
+    )
 
 
 def export(versions: Path, version: int, model: Path, out: Path) -> None:

@@ -156,8 +156,7 @@ def parse_manifest(raw: bytes, marker: bytes, where: str) -> Manifest:
     if marker != (marker_of(raw) if manifest.format > 1 else b""):
         raise PolicyError(
             f"Policy version at {where} cannot be read: {MANIFEST} is not the one that {MARKER} vouches for. "
-            "Publish the "
-            "weights again as a new version."
+            "Publish the weights again as a new version."
         )
     return manifest
 
@@ -169,8 +168,7 @@ def read_manifest(path: Path) -> Manifest:
     if not (path / MARKER).is_file():
         raise PolicyError(
             f"No policy version at {path}: the {MARKER} marker is missing, so it was never completely "
-            "written. "
-            "Give another version."
+            "written. Give another version."
         )
     try:
         raw = (path / MANIFEST).read_bytes()

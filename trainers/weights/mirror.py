@@ -33,8 +33,7 @@ from trainers.weights.manifest import (
     version_numbers,
     version_path,
 )
-from trainers.weights.publish import sync
-from trainers.weights.retention import collect, remove
+from trainers.weights.publish import collect, remove, sync
 from trainers.weights.settings import MirrorSettings
 from trainers.weights.version_server import CHECKSUM, Offer
 
@@ -205,8 +204,7 @@ class Mirror:
             if time.monotonic() - since > self.settings.patience_s:
                 raise TransferError(
                     f"{self.settings.url} gave no {what} in {self.settings.patience_s:.0f} s: "
-                    f"{attempt.error} Is the version "
-                    "server running, and reachable from here?"
+                    f"{attempt.error} Is the version server running, and reachable from here?"
                 ) from attempt.error
             log.info("%s did not come: %s Again in %.2f s.", what, attempt.error, pause)
             time.sleep(pause)

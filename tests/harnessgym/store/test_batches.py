@@ -211,7 +211,7 @@ class Look:
 
     @classmethod
     def at(cls, store, run, barren, step=1):
-        """As `trainers.shared_batch_collector` does it: the oldest groups, those without a signal given up
+        """As `trainers.batch_collector` does it: the oldest groups, those without a signal given up
         while that is allowed.
         """
         known = len(store.read(lambda conn: backlog.batch(conn, run, step)))

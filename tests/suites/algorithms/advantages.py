@@ -162,7 +162,7 @@ def hgpo_by_hand(seed: int) -> dict[str, float]:
             alike = [step for step in steps if len(step[1]) >= k and step[1][-k:] == history[-k:]]
             place = [step[0] for step in alike].index(call)
             score = zscore([step[2] for step in alike], place, 1e-6)
-            items += [(k + 1, score)] if len(alike) > 1 and score else []
+            items += [(k + 1, score)] if len(alike) > 1 and abs(score) > 1e-9 else []
         out[call] = sum(length * score for length, score in items) / (
             sum(length for length, _ in items) + 1e-6
         )

@@ -13,7 +13,7 @@ from tests.suites.algorithms.losses import ours
 from tests.suites.algorithms.tokens import SEEDS, padded, tokens_of, trl
 from tests.trainers.test_update import make_policy, make_rows
 from trainers.advantages.raw import reward
-from trainers.corrections.averaging import taken_in
+from trainers.corrections.averaging import ewma_update
 from trainers.corrections.importance_sampling import icepop, mis, tis
 from trainers.corrections.learning_rate import step_size
 from trainers.corrections.loglinear import loglinear
@@ -121,7 +121,7 @@ def ewma_by_sums():
         values, beta = np.random.default_rng(seed).normal(size=2 + seed % 9), seed / (seed + 2)
         mean, total = values[0], 1.0
         for value in values[1:]:
-            total, share = taken_in(total, beta)
+            total, share = ewma_update(total, beta)
             mean += share * (value - mean)
         powers = beta ** np.arange(len(values) - 1, -1, -1.0)
         worst = max(worst, abs(mean - float((powers * values).sum() / powers.sum())))

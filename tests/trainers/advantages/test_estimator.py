@@ -18,9 +18,8 @@ from tests.trainers.advantages.groups import random_group, rollout, values_by_ca
 from trainers.advantages.estimator import OnRewards, make_estimator
 from trainers.advantages.igpo import Igpo, IgpoSettings
 from trainers.algorithms import algorithms
-from trainers.batch import LoadedGroup, gives_signal, make_batch
+from trainers.batch import LoadedGroup, gives_signal, make_batch, shuffled
 from trainers.losses.normalisation import denominator
-from trainers.reward_shuffle import shuffled
 
 CHAIN = VersionChain(())
 

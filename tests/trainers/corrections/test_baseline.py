@@ -47,5 +47,5 @@ def test_a_rollout_alone_teaches_nothing_with_the_baseline_of_least_variance() -
     assert metrics.grad_norm == 0.0
     assert not alone.any()
     policy, per_token = make_policy(), np.arange(len(rows[0].ids), dtype=np.float32)
-    with pytest.raises(TrainerError, match="one reward for a rollout"):
+    with pytest.raises(TrainerError, match="one reward per rollout"):
         policy_update(policy, make_optimizer(policy, options), rows[:1], [per_token], options)

@@ -12,10 +12,10 @@ from tests.trainers.test_update import make_policy, make_rows
 from tests.trainers.together import together
 from trainers.policy import token_logprobs
 from trainers.proximal.average import MovingAverage
-from trainers.proximal.settings import Ewma
-from trainers.proximal.weights import copies
+from trainers.proximal.proximal import copies
 from trainers.trained_policy import TrainedPolicy
 from trainers.update import UpdateMetrics, UpdateSettings
+from trainers.update_settings import Ewma
 from trainers.world import ALONE
 
 pytestmark = pytest.mark.timeout(120)
@@ -93,19 +93,19 @@ def config(tmp_path):
     return make_run(tmp_path / "run", save_model(tmp_path / "model"), max_staleness=2, update=UPDATE).config()
 
 
-def some_steps(trainee):
+def some_steps(trained_policy):
     """Three steps, of which the second comes in parts and the third is taken again after a load."""
-    metrics = [trainee.update(make_rows(1), ADVANTAGES)]
-    trainee.begin()
+    metrics = [trained_policy.update(make_rows(1), ADVANTAGES)]
+    trained_policy.begin()
     for row, advantage in zip(make_rows(2), ADVANTAGES, strict=True):
-        trainee.add([row], [advantage])
-    metrics.append(trainee.step())
-    weights, _, randoms = trainee.state()
-    kept = trainee.proximal_state()
-    metrics.append(trainee.update(make_rows(3), ADVANTAGES))
-    after = trainee.proximal_state()
-    trainee.load(weights, None, randoms, kept)
-    again = trainee.proximal_state()
+        trained_policy.add([row], [advantage])
+    metrics.append(trained_policy.step())
+    weights, _, randoms = trained_policy.state()
+    kept = trained_policy.proximal_state()
+    metrics.append(trained_policy.update(make_rows(3), ADVANTAGES))
+    after = trained_policy.proximal_state()
+    trained_policy.load(weights, None, randoms, kept)
+    again = trained_policy.proximal_state()
     return metrics, kept, after, again
 
 

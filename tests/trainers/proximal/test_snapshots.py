@@ -15,8 +15,8 @@ from tests.trainers.test_update import make_rows
 from tests.trainers.together import together
 from trainers.policy import token_logprobs
 from trainers.policy_weights import load_policy, load_weights
+from trainers.proximal.proximal import copies
 from trainers.proximal.snapshots import Snapshots
-from trainers.proximal.weights import copies
 from trainers.trained_policy import TrainedPolicy
 from trainers.update import UpdateSettings
 from trainers.weights.chain import read_version
@@ -93,17 +93,17 @@ def test_a_version_that_is_gone_is_named_with_what_to_do(run, tmp_path):
         snapshots.logprobs(rows_of_versions(9))
 
 
-def one_step(trainee):
-    return trainee.update(rows_of_versions(1, 3, 2), ADVANTAGES)
+def one_step(trained_policy):
+    return trained_policy.update(rows_of_versions(1, 3, 2), ADVANTAGES)
 
 
 def of_the_run(world: World, config, versions):
-    trainee = TrainedPolicy(config, world, versions)
+    trained_policy = TrainedPolicy(config, world, versions)
     if world.rank:
-        trainee.follow()
+        trained_policy.follow()
         return None
-    found = one_step(trainee), trainee.state()[0]
-    trainee.dismiss()
+    found = one_step(trained_policy), trained_policy.state()[0]
+    trained_policy.dismiss()
     return found
 
 

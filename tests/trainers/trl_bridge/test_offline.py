@@ -20,13 +20,16 @@ from tests.trainers.trl_bridge.test_samples import rows
 from tests.trainers.trl_bridge.tiny import REWARDS, save_tiny
 from trainers.policy import token_logprobs
 from trainers.policy_weights import load_policy
-from trainers.trl_bridge.offline import examples_of, graded, make_trainer, train_offline
-from trainers.trl_bridge.stored_examples import (
+from trainers.trl_bridge.offline import (
     IGNORED,
     GradedRollout,
     best_of_groups,
+    examples_of,
+    graded,
+    make_trainer,
     preferences,
     supervised,
+    train_offline,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's and its dependencies' own

@@ -8,7 +8,7 @@ from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.workers import WorkerRow
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import DELTA, FULL, version_numbers, version_path
-from trainers.weights.publisher import Publisher
+from trainers.weights.publish import Publisher
 
 
 @pytest.fixture

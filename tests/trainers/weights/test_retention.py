@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import DELTA, FULL, MANIFEST, version_numbers, version_path
-from trainers.weights.publish import BaseVersion, publish
-from trainers.weights.retention import collect
+from trainers.weights.publish import BaseVersion, collect, publish
 
 
 def history(root, parents, full_every=4):

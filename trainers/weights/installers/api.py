@@ -53,8 +53,7 @@ class EngineApi(Closing):
         except httpx.ReadTimeout as error:
             raise UpstreamSilent(
                 f"The engine at {self.address} accepted {method} {path} and has sent nothing for "
-                f"{timeout.read:g} s. Is it "
-                "stopped or stuck?"
+                f"{timeout.read:g} s. Is it stopped or stuck?"
             ) from error
         except httpx.HTTPError as error:
             raise UpstreamLost(

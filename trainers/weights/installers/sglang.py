@@ -17,8 +17,7 @@ from torch import Tensor
 from harnessgym.errors import PolicyError, UpstreamError, UpstreamLost
 from harnessgym.store.policies import PolicyVersion
 from trainers.weights.installers.api import EngineApi
-from trainers.weights.installers.label import INSTALLING, label_of, version_in
-from trainers.weights.installers.staging import stage, tidy
+from trainers.weights.installers.staging import INSTALLING, label_of, stage, tidy, version_in
 
 
 class SglangInstaller:

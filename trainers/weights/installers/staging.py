@@ -11,6 +11,21 @@ from torch import Tensor
 from harnessgym.errors import UpstreamError
 from harnessgym.store.policies import PolicyVersion
 
+INSTALLING = "installing"
+"""The label while the weights are none: an agent that finds it installs again."""
+
+
+def label_of(policy_id: str, version: int) -> str:
+    """The label of a policy's version."""
+    return f"{version}@{policy_id}"
+
+
+def version_in(label: str, policy_id: str) -> int | None:
+    """The version that a label names, None if it names none of this policy."""
+    version, _, policy = label.partition("@")
+    return int(version) if version.isdecimal() and policy == policy_id else None
+
+
 WEIGHTS = "model.safetensors"
 _PREFIX = "staged-"
 """No version's own directory begins so: what is removed here is never one."""

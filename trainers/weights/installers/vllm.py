@@ -20,8 +20,15 @@ from torch import Tensor
 from harnessgym.errors import PolicyError, UpstreamError, UpstreamLost
 from harnessgym.store.policies import PolicyVersion
 from trainers.weights.installers.api import EngineApi
-from trainers.weights.installers.label import INSTALLING, label_of, version_in
-from trainers.weights.installers.staging import WEIGHTS, digests, stage, tidy
+from trainers.weights.installers.staging import (
+    INSTALLING,
+    WEIGHTS,
+    digests,
+    label_of,
+    stage,
+    tidy,
+    version_in,
+)
 
 PLUGIN = Path(__file__).parent / "beside_vllm"
 """Folder for vLLM's `PYTHONPATH`."""

@@ -6,8 +6,15 @@ from safetensors.torch import load_file
 
 from harnessgym.errors import UpstreamError
 from harnessgym.store.policies import PolicyVersion
-from trainers.weights.installers.label import INSTALLING, label_of, version_in
-from trainers.weights.installers.staging import WEIGHTS, digests, stage, tidy
+from trainers.weights.installers.staging import (
+    INSTALLING,
+    WEIGHTS,
+    digests,
+    label_of,
+    stage,
+    tidy,
+    version_in,
+)
 
 TENSORS = {
     "a": torch.arange(6.0).reshape(2, 3),

@@ -8,7 +8,7 @@ from harnessgym.store.lengths import lengths
 from harnessgym.store.tables import calls, groups
 from harnessgym.store.tables import rollouts as rollouts_table
 from tests.trainers.recorded_run import make_run, record_groups, save_model
-from trainers.length_bias import LengthBias
+from trainers.learner import LengthBias
 
 
 @pytest.fixture

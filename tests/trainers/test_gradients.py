@@ -11,11 +11,11 @@ from harnessgym.store import TraceStore, rollouts, runs
 from tests.trainers.recorded_lookup import Player, Recorder
 from tests.trainers.recorded_run import learner_of
 from tests.trainers.test_update import CONFIG, make_policy
-from trainers.advantages.information_gain import InformationGain
+from trainers.advantages.igpo import InformationGain
 from trainers.advantages.steps import branches
 from trainers.batch import load_group
+from trainers.gradients import mean_logprobs
 from trainers.policy import token_logprobs
-from trainers.scoring import mean_logprobs
 from trainers.update_settings import UpdateSettings
 
 
@@ -61,14 +61,15 @@ def test_a_turn_gains_what_the_right_answer_becomes_likelier_after_it(played):
     with TraceStore.open(played.store_url()) as store:
         learner, group = learner_of(played, store), groups_of(store)
         config = played.config()
-        gains = InformationGain.of_run("answer", "", config, store, learner.trainee)(group.scored)
+        gains = InformationGain.of_run("answer", "", config, store, learner.trained_policy)(group.scored)
         name = store.read(lambda conn: runs.task_key(conn, group.group.task_id))
         assert name == "lookup/train/0000"
         gold = gold_of(config, name)
         for item, per_branch in zip(group.scored, gains, strict=True):
             for row, turns, own in zip(item.rows, branches(item.rows), per_branch, strict=True):
                 chances = [
-                    np.exp(chance(learner.trainee.policy, row.ids[: turn.start], gold)) for turn in turns
+                    np.exp(chance(learner.trained_policy.policy, row.ids[: turn.start], gold))
+                    for turn in turns
                 ]
                 np.testing.assert_allclose(own, np.diff(chances), atol=1e-5)
         tools = [own[1] for per_branch in gains for own in per_branch if len(own) > 1]
@@ -90,7 +91,7 @@ def gold_of(config, name):
 def test_a_task_without_a_right_answer_is_named(played):
     with TraceStore.open(played.store_url()) as store:
         learner, group = learner_of(played, store), groups_of(store)
-        asked = InformationGain.of_run("solution", "", played.config(), store, learner.trainee)
+        asked = InformationGain.of_run("solution", "", played.config(), store, learner.trained_policy)
         with pytest.raises(TrainerError, match="lookup/train/0000 has no text under 'solution'"):
             asked(group.scored)
     with pytest.raises(ConfigError, match="its trainer alone"):
@@ -105,7 +106,7 @@ def test_shuffled_gains_are_the_same_ones_elsewhere(played):
             update={"trainer": config.trainer.model_copy(update={"reward_shuffle": True})}
         )
         one, other = (
-            InformationGain.of_run("answer", "", each, store, learner.trainee)(group.scored)
+            InformationGain.of_run("answer", "", each, store, learner.trained_policy)(group.scored)
             for each in (config, control)
         )
         flat, moved = (np.concatenate([own for each in found for own in each]) for found in (one, other))
