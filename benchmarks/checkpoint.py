@@ -26,8 +26,7 @@ from rich.table import Table
 from harnessgym.run_folder import write_json
 from harnessgym.traces.trajectories import Row
 from trainers import checkpoint
-from trainers.checkpoint import Checkpoint, RandomState
-from trainers.checkpoint import CheckpointWriter
+from trainers.checkpoint import Checkpoint, CheckpointWriter, RandomState
 from trainers.policy import Policy, PolicyConfig
 from trainers.policy_weights import published_weights
 from trainers.update import UpdateSettings, make_optimizer, policy_update

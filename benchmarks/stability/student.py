@@ -12,9 +12,9 @@ from harnessgym.registry import load
 from harnessgym.traces.trajectories import Row
 from trainers.policy import Policy
 from trainers.proximal.average import MovingAverage
-from trainers.update_settings import Ewma
 from trainers.proximal.proximal import copies, having
 from trainers.update import UpdateMetrics, make_optimizer, policy_update
+from trainers.update_settings import Ewma
 from trainers.world import ALONE
 
 
