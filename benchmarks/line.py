@@ -26,7 +26,7 @@ from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import write_json
 from harnessgym.store import counts
 from harnessgym.store.tables import calls, rollouts
-from harnessgym.supervisor import Supervisor, prepare
+from harnessgym.supervisor import Supervisor, prepare, start_run
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _ROOT = Path("runs/bench-line")
@@ -74,7 +74,9 @@ def main() -> None:
     options = parser.parse_args()
     shutil.rmtree(_ROOT, ignore_errors=True)
     settings = ["--trainer.steps", str(options.steps), "--evaluation.tasks", "0"]
-    folder = prepare(load_config(RunConfig, Path("examples/quickstart.toml"), settings), _ROOT)
+    config = load_config(RunConfig, Path("examples/quickstart.toml"), settings)
+    folder = prepare(config, _ROOT)
+    start_run(folder, config)
     meter, supervisor = Meter(), Supervisor(folder)
     try:
         supervisor.serve(meter)

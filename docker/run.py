@@ -9,7 +9,6 @@ machine `harnessgym train` does all of this, and watches its processes besides.
 
 import secrets
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 from harnessgym.traces.account import exclude_rest
@@ -19,15 +18,17 @@ from harnessgym.engine_timeouts import timeouts_of
 from harnessgym.errors import ConfigError, HarnessGymError
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
+from harnessgym.run_identity import run_of
 from harnessgym.store import TraceStore, policies, runs
 from harnessgym.supervisor import prepare as lay_out
+from harnessgym.supervisor import start_run
 
 PROXY, CONTROL, ENGINE = 8100, 8101, 8200
 """Ports, of containers that are named after what they run."""
 
 
 def prepare(config: Path, root: Path, overrides: list[str]) -> None:
-    """Makes the folder, the store and the settings; does nothing to a run that is there already."""
+    """Makes the folder, the run in its database and the settings; does nothing to a run that is there already."""
     evaluating = ["--evaluation.tasks", "0"]  # phases are what a supervisor is for
     asked = load_config(RunConfig, config, [*evaluating, *overrides])
     if asked.policies:
@@ -37,13 +38,10 @@ def prepare(config: Path, root: Path, overrides: list[str]) -> None:
         )
     folder = lay_out(asked, root)
     told = folder.config()
-    with TraceStore.create(folder.store_url(), synchronous=told.store.synchronous) as store:
-        found = store.read(runs.only)
-        if found is None:
-            values, code = told.model_dump(mode="json"), version("harnessgym-rl")
-            run_id = store.write(lambda conn: runs.add(conn, told.name, values, code, "training"))
-        else:
-            run_id = found.id
+    start = start_run(folder, asked, print)
+    print(start)  # noqa: T201 what a container says
+    run_id = start.run_id
+    with TraceStore.open(folder.store_url(), synchronous=told.store.synchronous) as store:
         policy_id = store.write(lambda conn: policies.register(conn, run_id, told.policy.name))
     if not (folder.root / "services").exists():
         for name, settings in services(folder, told, run_id, policy_id).items():
@@ -72,6 +70,7 @@ def services(folder: RunFolder, told: RunConfig, run_id: str, policy_id: str) ->
         | {"model": told.policy.path, "host": "0.0.0.0", "port": ENGINE, "seed": told.seed, "agent": agent},  # noqa: S104
         "node": {
             "run": str(folder.root),
+            "run_id": run_id,
             "control_url": control,
             "control_key": key,
             "proxy_url": f"http://proxy:{PROXY}",
@@ -83,8 +82,9 @@ def services(folder: RunFolder, told: RunConfig, run_id: str, policy_id: str) ->
 
 def finish(root: Path) -> None:
     """Closes the run's account and says that it is done: the node, which waits for that, ends."""
-    with TraceStore.open(RunFolder(root).store_url()) as store:
-        found = store.read(runs.only)
+    folder = RunFolder(root)
+    with TraceStore.open(folder.store_url()) as store:
+        found = store.read(lambda conn: run_of(conn, folder))
         if found is not None:
             store.write(lambda conn: exclude_rest(conn, found.id))
             store.write(lambda conn: runs.set_status(conn, found.id, "done"))

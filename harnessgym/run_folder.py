@@ -36,6 +36,11 @@ class RunFolder:
         return self.root / "config.json"
 
     @property
+    def identity_path(self) -> Path:
+        """Which run this folder is of; see `harnessgym.run_identity`."""
+        return self.root / "run.json"
+
+    @property
     def versions(self) -> Path:
         """Policy versions."""
         return self.of_policy / "versions"
@@ -103,9 +108,11 @@ class RunFolder:
                 f"{self.config_path} is for the user alone who started the run: it may hold keys."
             ) from None
 
-    def store_url(self) -> str:
-        """The database of the run."""
-        return self.config().store.url or f"sqlite:///{self.root / 'traces.db'}"
+    def store_url(self, config: RunConfig | None = None) -> str:
+        """The database of the run, as its configuration says; `config` is that if it is not the one in the
+        folder.
+        """
+        return (config or self.config()).store.url or f"sqlite:///{self.root / 'traces.db'}"
 
 
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:

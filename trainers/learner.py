@@ -21,8 +21,9 @@ from harnessgym.config import Config
 from harnessgym.errors import TrainerError
 from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder
+from harnessgym.run_identity import run_of
 from harnessgym.scheduling.staleness import VersionChain
-from harnessgym.store import TraceStore, ledger, policies, runs
+from harnessgym.store import TraceStore, ledger, policies
 from harnessgym.store.ledger import StepRecord, TrainedGroup, commit_step
 from harnessgym.store.lengths import GroupLength, lengths
 from harnessgym.store.policies import PolicyVersion
@@ -127,7 +128,7 @@ class Learner:
         trained_policy: TrainedPolicy,
         algorithm: Algorithm,
     ) -> None:
-        run = store.read(runs.only)
+        run = store.read(lambda conn: run_of(conn, folder))
         if run is None:
             raise TrainerError(f"{folder.root} has no run in its store; start it with `harnessgym train`.")
         self.folder = folder

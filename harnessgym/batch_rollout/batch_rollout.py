@@ -32,6 +32,7 @@ from harnessgym.rollout.resource_admission import Pressure
 from harnessgym.rollout.stage import StageCounts
 from harnessgym.run_config.run import HarnessSection, NodeSection
 from harnessgym.run_folder import RunFolder, write_json
+from harnessgym.run_identity import enter_run, find_run, forget_processes, record_run
 from harnessgym.sandbox import SandboxBackend, needs, require
 from harnessgym.store import TraceStore, counts, policies, rollout_states, rollouts, runs, workers
 from harnessgym.store.rollout_states import RolloutState
@@ -42,6 +43,8 @@ from harnessgym.wrapping.own_proxy import OwnProxy, RunningProxy, add_run, own_p
 from harnessgym.wrapping.upstream import WrapUpstream, find_upstream
 
 PURPOSE = "rollout"
+_NAME = "rollout"
+"""Of a campaign's run."""
 _SUBMIT = 64
 """Groups that are submitted in one transaction."""
 _LOOK_S = 0.5
@@ -174,7 +177,7 @@ class BatchRollout:
         """Run to the end; the summary, which is also written. Raises `HarnessGymError` if it cannot go on."""
         self.claim()
         with TraceStore.create(self.store_url) as store:
-            run_id, policy_id = store.write(partial(_enter, upstream=self.upstream, settings=self.settings))
+            run_id, policy_id = _enter(self.folder, store, self.upstream, self.settings)
             for state in self._write_results(store, run_id):
                 self._note(state)
             with own_proxy(
@@ -338,20 +341,31 @@ def _claim(folder: RunFolder, settings: CampaignSettings, tasks: Sequence[Task])
         write_json(path, asked)
 
 
-def _enter(conn: Connection, upstream: WrapUpstream, settings: CampaignSettings) -> tuple[str, str]:
+def _enter(
+    folder: RunFolder, store: TraceStore, upstream: WrapUpstream, settings: CampaignSettings
+) -> tuple[str, str]:
     """The ids of the folder's run and its policy; what an earlier process left running is run again."""
-    found = runs.only(conn)
-    if found is None:
-        run_id = add_run(conn, "rollout", upstream, settings.model_dump(mode="json"))
+    run = find_run(folder, store, lambda run: run.name == _NAME)
+    if run is None:
+        values = settings.model_dump(mode="json")
+        run = enter_run(
+            folder, store, _NAME, lambda conn, run_id: add_run(conn, _NAME, upstream, values, run_id)
+        )
     else:
-        run_id = found.id
-        rollouts.expire(conn, run_id)
-        runs.set_status(conn, run_id, "training")
-        if upstream.kind != "replay":
-            workers.upsert(
-                conn, WorkerRow(f"{run_id}-upstream", run_id, upstream.kind, upstream.address, 0, "ready")
-            )
-    return run_id, policies.register(conn, run_id, "policy")
+        store.read(partial(forget_processes, folder=folder, run=run))
+        record_run(folder, run)
+        store.write(partial(_take_up, run_id=run.id, upstream=upstream))
+    run_id = run.id
+    return run_id, store.write(lambda conn: policies.register(conn, run_id, "policy"))
+
+
+def _take_up(conn: Connection, run_id: str, upstream: WrapUpstream) -> None:
+    rollouts.expire(conn, run_id)
+    runs.set_status(conn, run_id, "training")
+    if upstream.kind != "replay":
+        workers.upsert(
+            conn, WorkerRow(f"{run_id}-upstream", run_id, upstream.kind, upstream.address, 0, "ready")
+        )
 
 
 def _seed(seed: int, task: str, slot: int) -> int:

@@ -7,6 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from harnessgym.cli.service import OVERRIDES, ShowOption
+from harnessgym.cli.train import ExtendOption
 
 if TYPE_CHECKING:
     from harnessgym.run_config.run import RunConfig
@@ -50,12 +51,13 @@ def run(
     folder: Annotated[
         Path | None, typer.Option(help="Folder of the run, shared; runs/NAME if not given.")
     ] = None,
+    extend: ExtendOption = False,
     show: ShowOption = False,
 ) -> None:
     """Run to the end, supervised from here, with a live dashboard: the default command."""
     from harnessgym.cli.train import run_file
 
-    run_file(context, config, folder, _fleet, show=show)
+    run_file(context, config, folder, _fleet, show=show, extend=extend)
 
 
 @app.command("nodes")

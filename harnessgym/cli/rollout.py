@@ -226,13 +226,14 @@ def _print(summary: dict[str, Any], settings: "CampaignSettings", console: "Cons
 
 def _export(campaign: "BatchRollout", format: str, out: Path, at_least: float | None) -> None:  # noqa: A002
     from harnessgym.batch_rollout.batch_rollout import PURPOSE
-    from harnessgym.store import TraceStore, runs
+    from harnessgym.run_identity import run_of
+    from harnessgym.store import TraceStore
     from harnessgym.store.rollout_states import slots
     from harnessgym.traces.completions import Languages
     from harnessgym.traces.export import export
 
     with TraceStore.open(campaign.store_url) as store:
-        run = store.read(runs.only)
+        run = store.read(lambda conn: run_of(conn, campaign.folder))
         assert run is not None
         states = store.read(lambda conn: slots(conn, run.id, PURPOSE))
         graded = [state for state in states if state.status == "finished" and state.verdict == "valid"]

@@ -18,9 +18,17 @@ if TYPE_CHECKING:
     from harnessgym.supervisor.processes import Processes
 
 
+ExtendOption = Annotated[
+    bool,
+    typer.Option(
+        "--extend", help="Lengthen the run of the folder to a larger trainer.steps, instead of refusing it."
+    ),
+]
 _EPILOG = """Any setting can be given as `--section.key value`, and wins over the file; `--show-settings` lists them all.
 
 Example: `harnessgym train examples/quickstart.toml --folder runs/small --trainer.steps 3 --evaluation.tasks 0`
+
+A finished run of 6 steps goes on to 8: `harnessgym train run.toml --folder runs/mine --trainer.steps 8 --extend`
 
 Exit status: 0 done, 1 `--require-gain` not met, 2 an error (one message says what to do), 130 interrupted."""
 
@@ -41,6 +49,7 @@ def register(root: typer.Typer) -> None:
                 "--require-gain", help="Exit with status 1 unless the gain's 95 % interval lies above 0."
             ),
         ] = False,
+        extend: ExtendOption = False,
         show: ShowOption = False,
     ) -> None:
         """Run a training run on this machine: proxy, engines, node and trainer, supervised, with a live
@@ -48,7 +57,7 @@ def register(root: typer.Typer) -> None:
 
         Interrupted or killed, the same command goes on where the run stood.
         """
-        summary = run_file(context, config, folder, show=show)
+        summary = run_file(context, config, folder, show=show, extend=extend)
         if summary is not None and require_gain and not _gained(summary):
             typer.echo("The 95 % interval of the gain does not lie above 0: nothing was learnt.", err=True)
             raise typer.Exit(1)
@@ -61,6 +70,7 @@ def run_file(
     children: "Callable[[RunFolder, RunConfig], Processes] | None" = None,
     *,
     show: bool,
+    extend: bool = False,
 ) -> dict[str, Any] | None:
     """A run as a TOML file and the settings after it say. Returns its summary; None if the settings were
     only shown.
@@ -75,14 +85,18 @@ def run_file(
         raise typer.BadParameter(f"give the run's TOML file, e.g. `{context.command_path} run.toml`")
     try:
         loaded = load_config(RunConfig, config, context.args).beside(config)
-        return run_to_its_end(loaded, folder or Path("runs") / loaded.name, children)
+        return run_to_its_end(loaded, folder or Path("runs") / loaded.name, children, extend=extend)
     except KeyboardInterrupt:
         typer.echo("Interrupted. The same command goes on from here.", err=True)
         raise SystemExit(130) from None
 
 
 def run_to_its_end(
-    config: "RunConfig", root: Path, children: "Callable[[RunFolder, RunConfig], Processes] | None" = None
+    config: "RunConfig",
+    root: Path,
+    children: "Callable[[RunFolder, RunConfig], Processes] | None" = None,
+    *,
+    extend: bool = False,
 ) -> dict[str, Any]:
     """Run to the end, with processes on this machine or those that `children` makes. Returns the summary.
 
@@ -93,13 +107,19 @@ def run_to_its_end(
     from rich.console import Console
 
     from harnessgym.process import hear_interruptions
-    from harnessgym.supervisor import Supervisor, claim_folder, prepare
+    from harnessgym.supervisor import Supervisor, claim_folder, prepare, start_run
+    from harnessgym.supervisor.preparation import resolved
 
     hear_interruptions()
     console = Console()
-    folder = prepare(config, root, partial(console.print, markup=False, highlight=False, soft_wrap=True))
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    folder = prepare(config, root, say, extend=extend)
     claim_folder(folder)
-    supervisor = Supervisor(folder, children=children and children(folder, folder.config()))
+    processes = children and children(
+        folder, resolved(config)
+    )  # raises for a run that cannot be spread: first
+    say(str(start_run(folder, config, say, extend=extend)))
+    supervisor = Supervisor(folder, children=processes)
     try:
         _serve(supervisor, console)
         return _conclude(supervisor, console)

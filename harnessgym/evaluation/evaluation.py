@@ -32,7 +32,8 @@ from harnessgym.evaluation.comparison import PASS_REWARD, Comparison, PolicyScor
 from harnessgym.evaluation.own_engine import own_engine
 from harnessgym.evaluation.policies import NamedPolicy, find_policy
 from harnessgym.run_folder import RunFolder, write_json
-from harnessgym.store import TraceStore, rollout_states, runs
+from harnessgym.run_identity import run_of
+from harnessgym.store import TraceStore, rollout_states
 from harnessgym.store.rollout_states import RolloutState
 from harnessgym.supervisor.preparation import claim_folder
 from harnessgym.wrapping.upstream import find_upstream
@@ -237,7 +238,7 @@ async def _exported(policy: NamedPolicy, out: Path) -> Path:
 def _states(folder: Path) -> list[RolloutState]:
     """What became of a finished campaign's rollouts."""
     with TraceStore.open(f"sqlite:///{folder / 'traces.db'}") as store:
-        run = store.read(runs.only)
+        run = store.read(lambda conn: run_of(conn, RunFolder(folder)))
         assert run is not None
         return store.read(lambda conn: rollout_states.slots(conn, run.id, PURPOSE))
 

@@ -7,13 +7,15 @@ http://HOST:PORT   an engine that runs; and the other upstreams of `harnessgym r
 """
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from harnessgym.config import Config
 from harnessgym.errors import ConfigError, PolicyError
 from harnessgym.run_folder import RunFolder
-from harnessgym.store import TraceStore, policies, runs
+from harnessgym.run_identity import run_of
+from harnessgym.store import TraceStore, policies
 from harnessgym.store.policies import PolicyVersion
 
 _ADDRESS = re.compile(r"(https?|sglang|litellm|scripted)(:|$)")
@@ -116,7 +118,7 @@ def _of_run(named: str, folder: RunFolder, asked: int | None) -> NamedPolicy:
 def _recorded(folder: RunFolder, policy: str) -> list[PolicyVersion]:
     """Versions that the run's store knows."""
     with TraceStore.open(folder.store_url()) as store:
-        run = store.read(runs.only)
+        run = store.read(partial(run_of, folder=folder))
         found = {} if run is None else store.read(lambda conn: policies.of_run(conn, run.id))
         return store.read(lambda conn: policies.versions(conn, found[policy])) if policy in found else []
 

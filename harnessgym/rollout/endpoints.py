@@ -226,7 +226,7 @@ class Endpoints:
         """The run's status, and how many rollouts have each; None for both if the store is away."""
 
         def read(conn: Connection) -> tuple[str | None, dict[str, int]]:
-            run = runs.only(conn)
+            run = runs.get(conn, self.run_id)
             return None if run is None else run.status, rollouts.rollout_states(conn, self.run_id)
 
         try:

@@ -35,10 +35,12 @@ from harnessgym.rollout.resource_admission import Pressure
 from harnessgym.rollout.stage import Stages
 from harnessgym.run_config.run import NodeSection
 from harnessgym.run_folder import RunFolder
+from harnessgym.run_identity import run_of
 from harnessgym.sandbox import SandboxBackend
 from harnessgym.sandboxes.relay import SandboxRelay
 from harnessgym.store import TraceStore, backlog, heartbeats, policies, rollouts, runs
 from harnessgym.store.rollouts import RolloutOutcome, RolloutRow
+from harnessgym.store.runs import RunRow
 from harnessgym.store.watch import StoreWatch
 
 _LOG = logging.getLogger("harnessgym.node")
@@ -65,6 +67,8 @@ class NodeSettings(Config):
     """The proxy's TCP address, for sandboxes that share this machine's network."""
     sandbox: str
     """Sandbox backend to use."""
+    run_id: str = ""
+    """The run, where the folder is a copy of the configuration alone."""
     name: str = "node"
     """Name of this node, which no other of the run may have."""
     workspaces: Path | None = None
@@ -86,7 +90,7 @@ async def serve(settings: NodeSettings, leaving: asyncio.Event | None = None) ->
             proxy_socket(settings) as socket_dir,
             make_backend(settings, workspaces, socket_dir) as backend,
         ):
-            found = await store.aread(runs.only)
+            found = await store.aread(partial(_started_run, run_id=settings.run_id, folder=folder))
             if found is None:
                 raise ConfigError(f"{folder.root} has no run in its store; start it with `harnessgym train`.")
             policy_id = await store.awrite(lambda conn: policies.register(conn, found.id, config.policy.name))
@@ -105,6 +109,10 @@ async def serve(settings: NodeSettings, leaving: asyncio.Event | None = None) ->
             node = Node(store, plan, line, config.node, pressure, settings.name, leaving)
             async with endpoints(node, settings.sandbox, config.policy.name, folder):
                 await node.serve()
+
+
+def _started_run(conn: Connection, run_id: str, folder: RunFolder) -> RunRow | None:
+    return runs.get(conn, run_id) if run_id else run_of(conn, folder)
 
 
 @asynccontextmanager
@@ -258,7 +266,7 @@ class Node:
             await self.store.awrite(partial(heartbeats.leave, run_id=self.plan.run_id, holder=self.holder))
 
     async def _status(self) -> str:
-        run = await self.store.aread(runs.only)
+        run = await self.store.aread(partial(runs.get, run_id=self.plan.run_id))
         return "failed" if run is None else run.status
 
     async def _claim(self) -> None:

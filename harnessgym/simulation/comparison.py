@@ -12,12 +12,13 @@ from harnessgym.config import validate
 from harnessgym.errors import ConfigError
 from harnessgym.metrics.lines import StepLines
 from harnessgym.run_folder import RunFolder
+from harnessgym.run_identity import run_of
 from harnessgym.simulation import report, variants
 from harnessgym.simulation.distributions import Distribution
 from harnessgym.simulation.outcome import SimulationOutcome
 from harnessgym.simulation.settings import SimulationConfig
 from harnessgym.simulation.simulation import simulate
-from harnessgym.store import TraceStore, runs
+from harnessgym.store import TraceStore
 from harnessgym.store.backend import shown
 from harnessgym.store.durations import rollout_durations
 
@@ -37,7 +38,7 @@ def with_recorded(config: SimulationConfig, root: Path) -> SimulationConfig:
         )
     url = folder.store_url() if folder.config_path.exists() else f"sqlite:///{path}"
     with TraceStore.open(url) as store:
-        run = store.read(runs.only)
+        run = store.read(partial(run_of, folder=folder))
         found = [] if run is None else store.read(lambda conn: rollout_durations(conn, run.id))
     if not found:
         raise ConfigError(f"{shown(url)} has no finished rollout with model calls to draw from.")

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from sqlalchemy import URL, Connection, Table
@@ -97,6 +98,13 @@ def shown(url: "str | URL") -> str:
     except ArgumentError:
         return str(url)
     return parsed.render_as_string(hide_password=True) if parsed.password or not isinstance(url, str) else url
+
+
+def file_of(url: str) -> Path | None:
+    """The file of a SQLite database; None for a database on a server."""
+    backend = open_backend(url)
+    path = backend.url.database if backend.url.get_backend_name() == "sqlite" else None
+    return None if path is None else Path(path)
 
 
 def asked_patience(url: URL, name: str, default: float) -> float:

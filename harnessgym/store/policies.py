@@ -3,6 +3,7 @@ installed.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
@@ -91,6 +92,15 @@ def versions(conn: Connection, policy_id: str) -> list[PolicyVersion]:
         .order_by(policy_versions.c.version)
     )
     return [PolicyVersion(**row) for row in conn.execute(query).mappings()]
+
+
+def relocate(conn: Connection, policy_id: str, folder: Path) -> None:
+    """Say that a policy's versions are in this folder, under the names that they have."""
+    for version in versions(conn, policy_id):
+        path = str(folder / Path(version.path).name)
+        if path != version.path:
+            same = (policy_versions.c.policy_id == policy_id) & (policy_versions.c.version == version.version)
+            conn.execute(update(policy_versions).where(same).values(path=path))
 
 
 def next_version(conn: Connection, policy_id: str) -> int:

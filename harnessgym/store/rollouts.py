@@ -269,6 +269,18 @@ def cancel(conn: Connection, rollout_ids: Sequence[str], detail: str = "It was c
     return done
 
 
+def retire(conn: Connection, run_id: str, purpose: str, name: str) -> int:
+    """Give all groups of a purpose another one, so that it can be measured again. Returns how many.
+
+    What has not ended of them is cancelled: later it would be sampled from other weights.
+    """
+    of_purpose = (groups.c.run_id == run_id) & (groups.c.purpose == purpose)
+    unended = rollouts.c.status.in_(("pending", "running"))
+    query = select(rollouts.c.id).join(groups, groups.c.id == rollouts.c.group_id).where(of_purpose, unended)
+    cancel(conn, list(conn.execute(query).scalars()), "The run was extended before it had ended.")
+    return conn.execute(update(groups).where(of_purpose).values(purpose=name)).rowcount
+
+
 def settle(conn: Connection, rollout_id: str, latencies: dict[str, float]) -> None:
     """What the node of a cancelled rollout has to add when nothing of it runs any more. Other rollouts
     stay as they are.

@@ -4,12 +4,14 @@ import hashlib
 import json
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, Select, insert, select, text, update
 
+from harnessgym.errors import StoreError
 from harnessgym.store.backend import insert_into
-from harnessgym.store.tables import new_id, runs, tasks
+from harnessgym.store.tables import new_id, policies, policy_versions, runs, tasks
 from harnessgym.task import Task
 
 RunStatus = Literal["evaluating_before", "training", "evaluating_after", "done", "failed"]
@@ -28,20 +30,70 @@ class RunRow:
     ended_at: float | None
 
 
-def add(conn: Connection, name: str, config: dict[str, Any], code_version: str, status: RunStatus) -> str:
-    """Record a new run. Returns its id."""
-    run_id = new_id()
+def add(
+    conn: Connection,
+    name: str,
+    config: dict[str, Any],
+    code_version: str,
+    status: RunStatus,
+    run_id: str | None = None,
+) -> str:
+    """Record a new run, under a fresh id if none is given. Returns its id."""
+    run_id = run_id or new_id()
     conn.execute(
         insert(runs).values(id=run_id, name=name, config=config, code_version=code_version, status=status)
     )
     return run_id
 
 
-def only(conn: Connection) -> RunRow | None:
-    """The newest run of a database; a run folder has one."""
-    columns = [runs.c[name] for name in RunRow.__dataclass_fields__]
-    row = conn.execute(select(*columns).order_by(runs.c.created_at.desc()).limit(1)).mappings().first()
+def all_of(conn: Connection) -> list[RunRow]:
+    """Every run of a database, oldest first."""
+    return [
+        RunRow(**row) for row in conn.execute(_columns().order_by(runs.c.created_at, runs.c.id)).mappings()
+    ]
+
+
+def get(conn: Connection, run_id: str) -> RunRow | None:
+    """One run."""
+    row = conn.execute(_columns().where(runs.c.id == run_id)).mappings().first()
     return None if row is None else RunRow(**row)
+
+
+def only(conn: Connection) -> RunRow | None:
+    """The run of a database that holds one; None if it is empty. Raises `StoreError` if there are several."""
+    found = all_of(conn)
+    if len(found) > 1:
+        raise StoreError(
+            f"The database holds {len(found)} runs ({', '.join(run.id for run in found)}), and one was "
+            "expected: "
+            "one database holds one run."
+        )
+    return found[0] if found else None
+
+
+def lock_all(conn: Connection) -> None:
+    """Until this transaction ends, no other adds a run. On SQLite that is so anyway."""
+    if conn.dialect.name == "postgresql":
+        conn.execute(text("LOCK TABLE runs IN SHARE ROW EXCLUSIVE MODE"))
+
+
+def weights_path(conn: Connection, run_id: str) -> Path | None:
+    """Where a training run wrote its newest policy version: `FOLDER/versions/NAME`. None before it has
+    written one.
+    """
+    query = (
+        select(policy_versions.c.path)
+        .join(policies, policies.c.id == policy_versions.c.policy_id)
+        .where(policies.c.run_id == run_id)
+        .order_by(policies.c.id, policy_versions.c.version.desc())
+    )
+    path = conn.execute(query.limit(1)).scalar()
+    return Path(path) if path is not None and Path(path).parent.name == "versions" else None
+
+
+def set_config(conn: Connection, run_id: str, config: dict[str, Any]) -> None:
+    """Replace a run's configuration."""
+    conn.execute(update(runs).where(runs.c.id == run_id).values(config=config))
 
 
 def set_status(conn: Connection, run_id: str, status: RunStatus) -> None:
@@ -55,6 +107,10 @@ def lock(conn: Connection, run_id: str) -> None:
     that is so anyway.
     """
     conn.execute(select(runs.c.id).where(runs.c.id == run_id).with_for_update(key_share=True))
+
+
+def _columns() -> Select[Any]:
+    return select(*(runs.c[name] for name in RunRow.__dataclass_fields__))
 
 
 def add_task(conn: Connection, task_set: str, task: Task) -> str:

@@ -3,6 +3,7 @@ phases.
 """
 
 from harnessgym.supervisor.preparation import claim_folder, prepare
+from harnessgym.supervisor.run_start import RunStart, start_run
 from harnessgym.supervisor.supervisor import Supervisor
 
-__all__ = ["Supervisor", "claim_folder", "prepare"]
+__all__ = ["RunStart", "Supervisor", "claim_folder", "prepare", "start_run"]

@@ -17,6 +17,7 @@ from harnessgym.registry import Kind, load, look_in, names
 from harnessgym.reward import make_rewards
 from harnessgym.run_config.run import PolicySection, RunConfig
 from harnessgym.run_folder import RunFolder, write_json
+from harnessgym.run_identity import has_begun
 from harnessgym.scheduling.selection import SelectionPool, make_selector
 from harnessgym.tasks.source import absolute, remarks_of, task_set
 from harnessgym.validation.baseline import fitness
@@ -28,33 +29,31 @@ _PLACING: Any = {
     "cluster": True,
     "metrics": True,
     "code": True,
+    "store": {"url"},
     "engine": {"outside"},
     "trainer": {"processes", "device"},
 }
 """What may change between two starts of a run: where its processes and modules are, and its numbers go, is
-no part of it."""
+no part of it. A database may move, too: whether it holds the run is known by the run's id."""
+NOTHING_TO_EXTEND = "--extend: {} holds no run to lengthen. Leave --extend out to start one."
 _UPDATE_SETTINGS = "trainers.update_settings:settings_of"
 _PPO_SETTINGS = "trainers.ppo_settings:ppo_settings_of"
 _ADVANTAGE_SETTINGS = "trainers.advantages.estimator:checked_settings"
 
 
-def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> RunFolder:
+def prepare(
+    config: RunConfig, root: Path, notify: Notify = lambda _: None, *, extend: bool = False
+) -> RunFolder:
     """Make a run's folder, or take up the one that is there. `notify` gets a line for each thing that is
-    allowed and probably not meant: tasks that were never checked, settings that have no effect.
+    allowed and probably not meant: tasks that were never checked, settings that have no effect. `extend` lets
+    `trainer.steps` grow.
 
     Raises `ConfigError`, naming the setting, for what cannot be run, and for a folder that belongs to another
     configuration.
     """
     folder = RunFolder(root.resolve())
-    code = tuple(dict.fromkeys(str(Path(each).resolve()) for each in (*config.code, ".")))
-    look_in(*code)
-    paths = {
-        "code": code,
-        "policy": _resolved(config.policy),
-        "policies": tuple(_resolved(policy) for policy in config.policies),
-        "tasks": config.tasks.model_copy(update={"set": absolute(config.tasks.set)}),
-    }
-    config = config.model_copy(update=paths)
+    config = resolved(config)
+    look_in(*config.code)
     _check_names(config)
     if unapplied := _unapplied(config):
         notify(
@@ -74,6 +73,8 @@ def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> R
             setting = "policy.path" if policy is config.policy else f"policy {policy.name!r}: path"
             raise ConfigError(f"{setting}: there is no model at {policy.path} (config.json is missing).")
     if not folder.config_path.exists():
+        if extend:
+            raise ConfigError(NOTHING_TO_EXTEND.format(folder.root))
         try:
             write_json(folder.config_path, config.model_dump(mode="json"), mode=0o600)
         except (PermissionError, NotADirectoryError, FileExistsError) as error:
@@ -82,23 +83,60 @@ def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> R
             ) from error
         return folder
     recorded = _recorded(folder)
-    if changed := _differences(_essence(recorded), _essence(config)):
-        raise ConfigError(
-            f"{root} holds a run with another configuration: {'; '.join(changed)}. "
-            "Give another --folder, or remove that one first."
-        )
-    if recorded != config:
+    refuse_changes(recorded, config, folder.root, extend=extend)
+    if recorded != config and not has_begun(folder):  # of a run that has begun, `start_run` writes it
         write_json(folder.config_path, config.model_dump(mode="json"), mode=0o600)
     return folder
+
+
+def resolved(config: RunConfig) -> RunConfig:
+    """The same with absolute paths."""
+    paths = {
+        "code": tuple(dict.fromkeys(str(Path(each).resolve()) for each in (*config.code, "."))),
+        "policy": _resolved(config.policy),
+        "policies": tuple(_resolved(policy) for policy in config.policies),
+        "tasks": config.tasks.model_copy(update={"set": absolute(config.tasks.set)}),
+    }
+    return config.model_copy(update=paths)
 
 
 def _resolved(policy: P) -> P:
     return policy.model_copy(update={"path": str(Path(policy.path).resolve())})
 
 
-def _essence(config: RunConfig) -> dict[str, Any]:
+def essence(config: RunConfig, *, but_for_steps: bool = False) -> dict[str, Any]:
     """What makes a run the run it is."""
-    return config.model_dump(mode="json", exclude=_PLACING)
+    told = config.model_dump(mode="json", exclude=_PLACING)
+    if but_for_steps:
+        del told["trainer"]["steps"]
+    return told
+
+
+def refuse_changes(recorded: RunConfig, config: RunConfig, root: Path, *, extend: bool) -> None:
+    """Raises `ConfigError` for another configuration than that of the run in a folder.
+
+    `extend` lets `trainer.steps` grow.
+    """
+    steps = recorded.trainer.steps
+    wanted = config.trainer.steps
+    changed = differences(essence(recorded), essence(config))
+    others = differences(essence(recorded, but_for_steps=True), essence(config, but_for_steps=True))
+    if wanted > steps and not others:
+        if extend:
+            return
+        raise ConfigError(
+            f"{root} holds a run of {steps} step{'s' * (steps != 1)}, and trainer.steps is {wanted} now. Add "
+            "--extend "
+            "to lengthen it: it goes on from its last checkpoint. Give another --folder to start a new run."
+        )
+    if changed:
+        hint = (
+            "--extend lets trainer.steps grow, and changes nothing else. " if extend or wanted < steps else ""
+        )
+        raise ConfigError(
+            f"{root} holds a run with another configuration: {'; '.join(changed)}. {hint}"
+            "Give another --folder, or remove that one first."
+        )
 
 
 def _recorded(folder: RunFolder) -> RunConfig:
@@ -249,14 +287,14 @@ def _named(setting: str, kind: Kind, find: Callable[[], T]) -> T:
         raise ConfigError(f"{setting}: {error}{known}") from error
 
 
-def _differences(old: Any, new: Any, where: str = "") -> list[str]:
+def differences(old: Any, new: Any, where: str = "") -> list[str]:
     """Dotted settings that differ, with both values."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted({*old, *new})
         return [
             line
             for key in keys
-            for line in _differences(old.get(key), new.get(key), f"{where}.{key}".lstrip("."))
+            for line in differences(old.get(key), new.get(key), f"{where}.{key}".lstrip("."))
         ]
     return [] if old == new else [f"{where} was {old!r} and is {new!r}"]
 

@@ -95,6 +95,7 @@ class Orders:
         """Of a node; without a folder of the proxy's socket it makes its own way to the proxy."""
         return {
             "run": str(self.folder.root),
+            "run_id": self.run_id,
             "name": name,
             "control_url": control_url,
             "control_key": self.control_key,

@@ -23,7 +23,8 @@ from harnessgym.metrics.window import StageUse, Window, WorkerUse
 from harnessgym.rollout.plan import EVALUATIONS
 from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder
-from harnessgym.store import TraceStore, heartbeats, recent, rollouts, runs, workers
+from harnessgym.run_identity import run_of
+from harnessgym.store import TraceStore, heartbeats, recent, rollouts, workers
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.recent import RecentCall, RecentRollout, TrainedTokens
 from harnessgym.store.runs import RunRow
@@ -266,7 +267,7 @@ class RunObserver:
         }
 
     def _read(self, conn: Connection) -> _Seen:
-        run = runs.only(conn)
+        run = run_of(conn, self.folder)
         if run is None:
             raise StoreError(f"{self.folder.root} has no run in its store; `harnessgym train` starts one.")
         now = _now(run)

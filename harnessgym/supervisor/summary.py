@@ -12,7 +12,8 @@ from harnessgym.errors import StoreError
 from harnessgym.interval import paired_difference
 from harnessgym.reward import weights_of
 from harnessgym.run_folder import RunFolder
-from harnessgym.store import TraceStore, counts, policies, rollouts, runs
+from harnessgym.run_identity import run_of
+from harnessgym.store import TraceStore, counts, policies, rollouts
 from harnessgym.store.rewards import TOTAL
 from harnessgym.traces.token_accounting import account
 
@@ -25,7 +26,7 @@ def summarise(store: TraceStore, folder: RunFolder, stages: dict[str, float], sa
 
 
 def _summarise(conn: Connection, folder: RunFolder, stages: dict[str, float], sandbox: str) -> dict[str, Any]:
-    run = runs.only(conn)
+    run = run_of(conn, folder)
     config = folder.config()
     if run is None:
         raise StoreError(f"{folder.root} has no run in its store.")
@@ -39,6 +40,8 @@ def _summarise(conn: Connection, folder: RunFolder, stages: dict[str, float], sa
     weighed = {} if weights is None else {"trained_reward": _weighed(conn, run.id, weights.formula)}
     several = {"policies": _by_policy(conn, run.id, tokens.trained_by_policy)} if config.policies else {}
     return (several | weighed) | {
+        "run": run.id,
+        "steps": max((item.step for item in published if not item.orphaned), default=0),
         "success_before": _mean(values["before_sampled"]),
         "success_after": _mean(values["after_sampled"]),
         "gain": gain["mean"],

@@ -10,7 +10,6 @@ import secrets
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 
 from sqlalchemy import Connection
 
@@ -19,6 +18,7 @@ from harnessgym.errors import HarnessGymError, StoreError
 from harnessgym.process import interruption_deferred, undisturbed
 from harnessgym.rollout.plan import EVALUATIONS
 from harnessgym.run_folder import RunFolder, write_json
+from harnessgym.run_identity import run_of
 from harnessgym.sandboxes.workspace import Workspace
 from harnessgym.store import TraceStore, policies, rollouts, runs, workers
 from harnessgym.store.runs import RunStatus
@@ -39,11 +39,13 @@ class Supervisor:
     """Runs one run to its end."""
 
     def __init__(self, folder: RunFolder, notify: Notify = print, children: Processes | None = None) -> None:
-        """`children` are those of this machine if not given."""
+        """The folder's run must have been started (`start_run`). `children` are those of this machine if
+        not given.
+        """
         self.folder, self.config, self.notify = folder, folder.config(), notify
-        self.store = TraceStore.create(folder.store_url(), synchronous=self.config.store.synchronous)
+        self.store = TraceStore.open(folder.store_url(), synchronous=self.config.store.synchronous)
         self.children: Processes = children or LocalProcesses(folder, self.config)
-        self.run_id, self.policy_ids = self._enter_run()
+        self.run_id, self.policy_ids = self._registered()
         self.policy_id = self.policy_ids[self.config.policy.name]
         self.stages = self._stages()
         self._saved = 0.0
@@ -51,7 +53,7 @@ class Supervisor:
     @property
     def status(self) -> RunStatus:
         """The phase the run is in."""
-        run = self.store.read(runs.only)
+        run = self.store.read(partial(runs.get, run_id=self.run_id))
         assert run is not None
         return run.status
 
@@ -139,19 +141,14 @@ class Supervisor:
         """Close the store."""
         self.store.close()
 
-    def _enter_run(self) -> tuple[str, dict[str, str]]:
+    def _registered(self) -> tuple[str, dict[str, str]]:
         """The run's id, and those of its policies by name, the first one first."""
-        run = self.store.read(runs.only)
+        run = self.store.read(partial(run_of, folder=self.folder))
         if run is None:
-            first: RunStatus = "evaluating_before" if self.config.evaluation.tasks else "training"
-            values = self.config.model_dump(mode="json")
-            code = version("harnessgym-rl")
-            run_id = self.store.write(lambda conn: runs.add(conn, self.config.name, values, code, first))
-        else:
-            run_id = run.id
+            raise StoreError(f"{self.folder.root} has no run in its store; `harnessgym train` starts one.")
         names = [policy.name for policy in self.config.all_policies]
-        return run_id, self.store.write(
-            lambda conn: {name: policies.register(conn, run_id, name) for name in names}
+        return run.id, self.store.write(
+            lambda conn: {name: policies.register(conn, run.id, name) for name in names}
         )
 
     def _start_all(self) -> None:

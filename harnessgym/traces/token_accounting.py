@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
-from sqlalchemy import Column, Connection, Select, func, select
+from sqlalchemy import Column, Connection, Select, delete, func, select
 
 from harnessgym.scheduling.staleness import VersionChain
 from harnessgym.store import policies
@@ -98,6 +98,15 @@ def exclude_rest(conn: Connection, run_id: str, reason: str = "run_ended") -> in
     ]
     exclude_tokens(conn, rest)
     return sum(item.end - item.start for item in rest)
+
+
+def readmit_rest(conn: Connection, run_id: str, reason: str = "run_ended") -> None:
+    """Take back what `exclude_rest` excluded of groups that may still be trained: the run goes on."""
+    waiting = (groups.c.run_id == run_id) & groups.c.state.in_(("open", "complete"))
+    of_groups = select(rollouts.c.id).join(groups, groups.c.id == rollouts.c.group_id).where(waiting)
+    conn.execute(
+        delete(exclusions).where(exclusions.c.reason == reason, exclusions.c.rollout_id.in_(of_groups))
+    )
 
 
 def _of_groups(query: Select[Any], rollout_id: Column[Any], run_id: str, purpose: str) -> Select[Any]:

@@ -64,12 +64,18 @@ class OwnProxy:
         self._children.revive()
 
 
-def add_run(conn: Connection, name: str, upstream: WrapUpstream, config: dict[str, Any] | None = None) -> str:
+def add_run(
+    conn: Connection,
+    name: str,
+    upstream: WrapUpstream,
+    config: dict[str, Any] | None = None,
+    run_id: str | None = None,
+) -> str:
     """A run with one worker; what that serves, unless it says otherwise, is version 0."""
     values = {"upstream": upstream.address, "kind": upstream.kind, "policy": str(upstream.policy)} | (
         config or {}
     )
-    run_id = runs.add(conn, name, values, version("harnessgym-rl"), "training")
+    run_id = runs.add(conn, name, values, version("harnessgym-rl"), "training", run_id)
     served = PolicyVersion(0, None, "full", upstream.address, 0, "", 0, committed=True, orphaned=False)
     policies.publish(conn, policies.register(conn, run_id, "policy"), served)
     if upstream.kind != "replay":  # which every proxy has

@@ -26,6 +26,7 @@ from harnessgym.process import interruption_deferred
 from harnessgym.proxy_client import ControlClient
 from harnessgym.run_config.session import SessionOptions
 from harnessgym.run_folder import RunFolder
+from harnessgym.run_identity import refuse_run_folder
 from harnessgym.store import TraceStore, policies, rollouts, runs
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.task import Task
@@ -160,7 +161,12 @@ def _add_rollout(conn: Connection, run_id: str, harness: str, argv: Sequence[str
 
 @contextmanager
 def _own(settings: WrapSettings, upstream: WrapUpstream) -> Iterator[RunningProxy]:
-    """A proxy for this command alone, its run recorded in the folder's store."""
+    """A proxy for this command alone, its run recorded in the folder's store. Every command adds one
+    there.
+    """
+    refuse_run_folder(
+        settings.folder, "Give another --folder; or --join that folder, to use the proxy of a live run."
+    )
     settings.folder.mkdir(parents=True, exist_ok=True)
     url = f"sqlite:///{settings.folder.resolve() / 'traces.db'}"
     with TraceStore.create(url) as store:

@@ -25,8 +25,9 @@ from harnessgym.errors import TrainerError
 from harnessgym.metrics.lines import append
 from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder
+from harnessgym.run_identity import run_of
 from harnessgym.scheduling.staleness import VersionChain
-from harnessgym.store import TraceStore, policies, runs
+from harnessgym.store import TraceStore, policies
 from harnessgym.store.ledger import StepRecord, TrainedRollout, commit_step
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.tokens import IdArray
@@ -86,7 +87,7 @@ class TrainingRun:
         _check(self.config)
         self.options = self.config.trainer
         self.store = TraceStore.open(self.folder.store_url(), synchronous=self.config.store.synchronous)
-        found = self.store.read(runs.only)
+        found = self.store.read(lambda conn: run_of(conn, self.folder))
         if found is None:
             raise TrainerError(
                 f"{self.folder.root} has no run in its store; start it with `harnessgym train`."

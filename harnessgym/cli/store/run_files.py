@@ -28,7 +28,8 @@ Exit status: 0 done; 2 an error, and there is no file."""
 _IMPORT_EPILOG = """Ids stay as they are; tasks that the target has already are shared. A run that it has already is refused.
 The import is one transaction: interrupted, it leaves nothing. Who else writes to a SQLite target waits for it.
 
-Import into a database of its own or a shared one, not into that of a run folder: a run goes on with the newest run it finds.
+Import into a database of its own or a shared one. A run folder is refused, for its database holds its run alone; a run whose
+database has another run besides is not continued.
 
 Examples:
 
@@ -68,11 +69,11 @@ def register(app: typer.Typer) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Read a run from a file into a database."""
-        from harnessgym.cli.traces.opened import store_url
+        from harnessgym.cli.traces.opened import import_url
         from harnessgym.store.backend import shown
         from harnessgym.store.run_file import import_run
 
-        url = store_url(target, new=True)
+        url = import_url(target)
         with _bar() as update:
             moved = import_run(file, url, update)
         _print(moved, shown(url), as_json)

@@ -9,7 +9,7 @@ from harnessgym.cli.traces.arguments import AsJson, Source
 
 _EPILOG = """Formats: atif, mas (awesome-llm-mas-rl); or `module:Class` of your own. A file is one document (.json) or one a
 line (.jsonl); of a folder, every .json file is read. They become a run of their own; what the store has no place for is
-counted.
+counted. The folder of a `train` or `rollout` run is refused: its database holds that run alone.
 
 Example: `harnessgym traces import runs/others trajectories.jsonl --format atif`
 
@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Read rollouts of another project into a store, which is made if there is none."""
-        from harnessgym.cli.traces.opened import store_url
+        from harnessgym.cli.traces.opened import import_url
         from harnessgym.cli.traces.printed import console, notes, print_json
         from harnessgym.errors import TraceError
         from harnessgym.registry import load
@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
                 f"There is nothing to import at {file}: name a .json file, a .jsonl file or a folder of "
                 ".json files."
             )
-        with TraceStore.create(store_url(source, new=True)) as store, notes().status(f"Reading {file} ..."):
+        with TraceStore.create(import_url(source)) as store, notes().status(f"Reading {file} ..."):
             made = import_traces(store, file, format, name)
         if as_json:
             print_json({"run_id": made.run_id, "rollouts": made.rollouts, "left_out": made.left_out})

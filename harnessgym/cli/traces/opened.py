@@ -32,6 +32,18 @@ def store_url(source: str, *, new: bool = False) -> str:
     return f"sqlite:///{folder.root / 'traces.db' if folder.root.is_dir() else folder.root}"
 
 
+def import_url(target: str) -> str:
+    """The database URL that runs may be read into; nothing need be there yet.
+
+    Raises `ConfigError` for the folder of a run.
+    """
+    from harnessgym.run_identity import refuse_run_folder
+
+    if "://" not in target:
+        refuse_run_folder(Path(target), "Give another folder, a database file or a database URL.")
+    return store_url(target, new=True)
+
+
 def _nothing_at(path: Path) -> str:
     beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
     close = difflib.get_close_matches(path.name, beside, n=1)
@@ -43,12 +55,19 @@ def _nothing_at(path: Path) -> str:
 
 @contextmanager
 def opened(source: str) -> "Iterator[TraceStore]":
-    """The store of a source. Raises `StoreError` if there is none, if it is no database, or if its schema
-    is another.
+    """The store of a source. Raises `StoreError` if there is none, if it is no database, or if its schema is
+    another.
+
+    Raises `ConfigError` if it is the folder of a run that its database does not hold.
     """
+    from harnessgym.run_folder import RunFolder
+    from harnessgym.run_identity import read_identity, run_of
     from harnessgym.store import TraceStore
 
     with TraceStore.open(store_url(source)) as store:
+        folder = RunFolder(Path(source))
+        if folder.root.is_dir() and read_identity(folder) is not None:
+            store.read(lambda conn: run_of(conn, folder))
         yield store
 
 

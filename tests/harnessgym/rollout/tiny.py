@@ -130,6 +130,10 @@ class Mixed(Tiny):
     grader = "grade_by_chance"
 
 
+class Hashed(Tiny):
+    grader = "grade_by_answer"
+
+
 class SetUp(Tiny):
     setup = Setup((("sh", "-c", "cat given.txt > made.txt"), ("sh", "-c", "test -s made.txt")))
 
@@ -181,6 +185,11 @@ def grade_cheated(task, workspace):
 
 def grade_by_chance(task, workspace):
     return Grade({"reward": float(zlib.crc32(str(workspace).encode()) % 2)})
+
+
+def grade_by_answer(task, workspace):
+    """Another reward for every other answer, so that groups always teach something."""
+    return Grade({"reward": zlib.crc32((workspace / "answer.txt").read_bytes()) % 1_000 / 1_000})
 
 
 def grade_first(task, workspace):

@@ -9,6 +9,7 @@ from harnessgym.outcome.failure import Cause
 from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.run_config.run import FurtherPolicySection, RunConfig
 from harnessgym.run_folder import RunFolder, write_json
+from harnessgym.run_identity import record_run
 from harnessgym.store import TraceStore, heartbeats, policies, rollouts, runs, workers
 from harnessgym.store.ledger import StepRecord, TrainedRollout, commit_step
 from harnessgym.store.policies import PolicyVersion
@@ -243,6 +244,9 @@ def test_rollouts_of_another_run_in_the_same_database_do_not_count(lived):
     lived.begin()
     other, lived.run = lived.run, None
     lived.run = lived.write(lambda conn: runs.add(conn, "lived", {}, "0", "training"))
+    with pytest.raises(StoreError, match="holds 2 runs"):
+        lived.observer.look()
+    record_run(lived.folder, lived.store.read(lambda conn: runs.get(conn, lived.run)))
     lived.submit(run=other)
     for rollout in lived.claim(run=other):
         lived.call(rollout)

@@ -1,0 +1,254 @@
+"""Which run a folder is of, and whether its database still holds that run.
+
+`run.json` in the folder has the run's id. A run is entered in three writes, and a kill between any two of
+them leaves a state that the next start completes:
+
+    run.json, in_store = false  ──►  a row of `runs` under that id  ──►  run.json, in_store = true
+
+Before the last write an empty database means that the start was interrupted; after it, that the database was
+emptied.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from harnessgym.errors import ConfigError
+from harnessgym.run_folder import RunFolder, write_json
+from harnessgym.store import TraceStore, new_id, runs
+from harnessgym.store.backend import file_of, shown
+from harnessgym.store.runs import RunRow
+
+_SERVED = ("versions", "checkpoints", "metrics.jsonl", "sandbox.json", "results.jsonl")
+"""What a folder has once its run was served."""
+_OF_PROCESSES = ("processes.json", "places.json", "sockets.json")
+"""Files that name processes and sockets, which a copy of the folder does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """What `run.json` says."""
+
+    id: str
+    name: str
+    created_at: float
+    folder: str
+    """Where the folder was when its run was last started."""
+    in_store: bool
+    """Whether the database has had the run."""
+
+
+def read_identity(folder: RunFolder) -> RunIdentity | None:
+    """What a folder's `run.json` says; None if there is none. Raises `ConfigError` if it cannot be read."""
+    path = folder.identity_path
+    try:
+        return RunIdentity(**json.loads(path.read_text()))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error}). Restore it from a copy, or give another --folder."
+        ) from error
+
+
+def has_begun(folder: RunFolder) -> bool:
+    """Whether the folder has files of a run that was started, now or by a release that wrote no
+    `run.json`.
+    """
+    return folder.identity_path.exists() or any((folder.root / name).exists() for name in _SERVED)
+
+
+def run_of(conn: Connection, folder: RunFolder) -> RunRow | None:
+    """The run of a folder, read from its database; None if it has none yet.
+
+    Raises `ConfigError` if the database no longer holds it.
+    """
+    identity = read_identity(folder)
+    if identity is None:
+        return runs.only(conn)
+    run = runs.get(conn, identity.id)
+    if run is None and identity.in_store:
+        raise ConfigError(_lost(folder, identity, runs.all_of(conn)))
+    return run
+
+
+def find_run(folder: RunFolder, store: TraceStore, could_be: Callable[[RunRow], bool]) -> RunRow | None:
+    """The run of a folder that is about to be started, and of no other folder; None if it is to be made.
+
+    `could_be` says whether a run may be that of a folder without `run.json`, which an earlier release made.
+    Raises `ConfigError` if the database holds a run of another folder, several runs, or no longer this run.
+    """
+    identity = read_identity(folder)
+    held = store.read(runs.all_of)
+    if identity is None:
+        return _find_unidentified(folder, store, held, could_be)
+    own = next((run for run in held if run.id == identity.id), None)
+    if own is None and identity.in_store:
+        raise ConfigError(_lost(folder, identity, held))
+    if own is None and held:
+        raise ConfigError(_taken(store, held))
+    if len(held) > 1:
+        raise ConfigError(_several(store, held, own))
+    if own is not None:
+        _refuse_copy(folder, identity, store)
+    return own
+
+
+def enter_run(
+    folder: RunFolder, store: TraceStore, name: str, insert: Callable[[Connection, str], object]
+) -> RunRow:
+    """Enter a new run, or complete an entry that was interrupted. `insert` adds the run's row under an id.
+
+    Raises `ConfigError` if another folder has entered a run in this database meanwhile.
+    """
+    fresh = RunIdentity(new_id(), name, time.time(), str(folder.root), in_store=False)
+    identity = read_identity(folder) or fresh
+    _write(folder, identity)
+
+    def enter(conn: Connection) -> list[RunRow]:
+        runs.lock_all(conn)  # two folders that start at the same moment must see each other
+        if not runs.all_of(conn):
+            insert(conn, identity.id)
+        return runs.all_of(conn)
+
+    held = store.write(enter)
+    if [run.id for run in held] != [identity.id]:
+        folder.identity_path.unlink()
+        raise ConfigError(_taken(store, held))
+    record_run(folder, held[0])
+    return held[0]
+
+
+def record_run(folder: RunFolder, run: RunRow) -> None:
+    """Write down that the folder's database holds this run."""
+    identity = RunIdentity(run.id, run.name, run.created_at, str(folder.root), in_store=True)
+    if read_identity(folder) != identity:
+        _write(folder, identity)
+
+
+def forget_processes(conn: Connection, folder: RunFolder, run: RunRow) -> None:
+    """Remove what a folder that was moved or copied says of processes.
+
+    Those of the folder it was copied from may be alive, and are not this run's to end.
+    """
+    identity = read_identity(folder)
+    weights = runs.weights_path(conn, run.id)
+    before = identity.folder if identity else str(weights.parent.parent) if weights else str(folder.root)
+    if before != str(folder.root):
+        for name in _OF_PROCESSES:
+            (folder.root / name).unlink(missing_ok=True)
+
+
+def refuse_run_folder(root: Path, hint: str) -> None:
+    """Raises `ConfigError` if a folder is that of a run, whose database is for that run alone."""
+    folder = RunFolder(root)
+    if folder.identity_path.exists() or folder.config_path.exists():
+        raise ConfigError(f"{root} is the folder of a run, and its database holds that run alone. {hint}")
+
+
+def _find_unidentified(
+    folder: RunFolder, store: TraceStore, held: list[RunRow], could_be: Callable[[RunRow], bool]
+) -> RunRow | None:
+    """The run of a folder without `run.json`: a new one, or one that an earlier release made."""
+    if not held:
+        served = [name for name in _SERVED if (folder.root / name).exists()]
+        if served:
+            raise ConfigError(
+                f"{folder.root} holds files of a run ({', '.join(served)}), and the database "
+                f"{shown(store.url)} is "
+                "empty. Restore the database from a copy, or give another --folder to start a new run."
+            )
+        return None
+    if len(held) > 1:
+        raise ConfigError(_several(store, held, None))
+    if not could_be(held[0]) or not _is_own(folder, store, held[0]):
+        raise ConfigError(_taken(store, held))
+    return held[0]
+
+
+def _is_own(folder: RunFolder, store: TraceStore, run: RunRow) -> bool:
+    """Whether a run that no `run.json` names is this folder's: its newest version is here, and only here.
+
+    A database inside the folder was copied with it, and so were the versions.
+    """
+    weights = store.read(lambda conn: runs.weights_path(conn, run.id))
+    inside = _is_inside(folder, store.url)
+    if weights is None:
+        return inside
+    if not (folder.versions / weights.name).exists():
+        return False
+    return inside or weights.parent == folder.versions or not weights.exists()
+
+
+def _refuse_copy(folder: RunFolder, identity: RunIdentity, store: TraceStore) -> None:
+    """Two folders must not go on with one run. A copy that has its database inside is a run of its own."""
+    original = RunFolder(Path(identity.folder))
+    if original.root == folder.root or _is_inside(folder, store.url):
+        return
+    other = read_identity(original)
+    if other is not None and other.id == identity.id:
+        raise ConfigError(
+            f"{folder.root} is a copy of {original.root}, and both are folders of run {identity.id} in "
+            f"{shown(store.url)}. Continue it with --folder {original.root}; or remove that folder, if the "
+            "copy is "
+            "to take its place."
+        )
+
+
+def _is_inside(folder: RunFolder, url: str) -> bool:
+    """Whether a database is a file in the folder, which is copied with it."""
+    file = file_of(url)
+    return file is not None and file.resolve().is_relative_to(folder.root)
+
+
+def _write(folder: RunFolder, identity: RunIdentity) -> None:
+    write_json(folder.identity_path, asdict(identity))
+
+
+def _lost(folder: RunFolder, identity: RunIdentity, held: list[RunRow]) -> str:
+    run = _named(identity.id, identity.name, identity.created_at)
+    holds = f"it holds {', '.join(map(_title, held))}" if held else "it is empty"
+    return (
+        f"{folder.root} is the folder of {run}, which its database no longer holds: {holds}. Restore the "
+        "database "
+        "from a copy, or give another --folder to start a new run."
+    )
+
+
+def _taken(store: TraceStore, held: list[RunRow]) -> str:
+    if len(held) > 1:
+        return _several(store, held, None)
+    weights = store.read(lambda conn: runs.weights_path(conn, held[0].id))
+    owner = None if weights is None else weights.parent.parent
+    where = f" of the folder {owner}" if owner else ""
+    go_on = f", or continue that run with --folder {owner}" if owner else ""
+    return (
+        f"The database {shown(store.url)} holds another run already: {_title(held[0])}{where}. One database "
+        "holds "
+        f"one run. Give this run a database of its own (--store.url){go_on}."
+    )
+
+
+def _several(store: TraceStore, held: list[RunRow], own: RunRow | None) -> str:
+    url = shown(store.url)
+    problem = f"The database {url} holds {len(held)} runs: {', '.join(map(_title, held))}. One database holds one run."
+    if own is None:
+        return f"{problem} Give this run a database of its own (--store.url)."
+    return (
+        f"{problem} Move run {own.id} to a database of its own: `harnessgym store export {url} {own.id} "
+        "run.hgrun`, "
+        "`harnessgym store import run.hgrun NEW_URL`; then give --store.url NEW_URL."
+    )
+
+
+def _title(run: RunRow) -> str:
+    return _named(run.id, run.name, run.created_at)
+
+
+def _named(run_id: str, name: str, created_at: float) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(created_at))
+    return f"run {run_id} ({name!r}, started {when})"

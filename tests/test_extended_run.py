@@ -1,0 +1,142 @@
+"""Whole runs that share a database by mistake, are continued, and are lengthened; and the numbers of their
+summaries.
+"""
+
+import json
+import signal
+
+import pytest
+from sqlalchemy import text
+
+from harnessgym.run_identity import read_identity
+from harnessgym.store import TraceStore
+from harnessgym.supervisor.progress import read_metrics
+from tests.harnessgym.rollout.tiny import HERE
+from tests.test_bad_input_runs import Run, none_left
+from trainers import checkpoint
+
+_EVALUATED = """
+SELECT g.purpose, r.status, w.value, c.version_spans FROM groups g JOIN rollouts r ON r.group_id = g.id
+LEFT JOIN rewards w ON w.rollout_id = r.id AND w.channel = 'reward' LEFT JOIN calls c ON c.rollout_id = r.id
+WHERE g.purpose LIKE 'after%' ORDER BY g.ordinal
+"""
+
+
+class Numbered(Run):
+    """A run whose rewards depend on what was sampled: two evaluations are hardly alike by themselves."""
+
+    def __init__(self, tmp_path, url, steps, folder="run", **sections):
+        super().__init__(
+            tmp_path, "good", folder=tmp_path / folder, tasks={"set": f"{HERE}:Hashed"}, store={"url": url},
+            trainer={"steps": steps}, evaluation={"tasks": 3}, **sections,
+        )  # fmt: skip
+
+    def evaluated(self):
+        """By purpose: rewards, and the versions that sampled."""
+        with TraceStore.open(self.paths().store_url()) as store:
+            rows = store.read(lambda conn: conn.execute(text(_EVALUATED)).all())
+        rewards, versions = {}, {}
+        for purpose, status, value, spans in rows:
+            assert status == "finished"
+            rewards.setdefault(purpose, []).append(value)
+            parsed = json.loads(spans) if isinstance(spans, str) else spans
+            versions.setdefault(purpose, set()).update(span[2] for span in parsed)
+        return rewards, versions
+
+    def summary(self):
+        return json.loads(self.paths().summary_path.read_text())
+
+
+def mean(values):
+    return pytest.approx(sum(values) / len(values), abs=1e-4)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def test_a_run_is_continued_lengthened_and_never_mistaken_for_another(tmp_path, kind, request):
+    url = request.getfixturevalue("postgres").create_database() if kind == "postgresql" else None
+    said = Numbered(tmp_path, url, 1).end()
+    run = Numbered(tmp_path, url, 1)
+    run_id = read_identity(run.paths()).id
+    assert f"Starts run {run_id}: 1 step." in said
+    short, (rewards, versions) = run.summary(), run.evaluated()
+    assert (short["run"], short["steps"], versions["after_sampled"], versions["after_greedy"]) == (
+        run_id,
+        1,
+        {1},
+        {1},
+    )
+    assert (short["success_after"], short["greedy_after"]) == (
+        mean(rewards["after_sampled"]),
+        mean(rewards["after_greedy"]),
+    )
+
+    other = Numbered(tmp_path, url or f"sqlite:///{run.folder}/traces.db", 2, folder="other")
+    said = other.end(code=2)
+    assert f"holds another run already: run {run_id}" in said
+    assert f"of the folder {run.folder}" in said
+    assert not other.paths().summary_path.exists()
+    assert not other.paths().identity_path.exists()
+
+    longer = Numbered(tmp_path, url, 2)
+    assert "Add --extend" in longer.end(code=2)
+    assert longer.summary() == short
+    longer.start("--extend")
+    longer.wait(lambda: "Extends run" in longer.said() and longer.running() > 0)
+    longer.process.send_signal(signal.SIGINT)
+    assert f"Extends run {run_id} from 1 to 2 steps; it goes on at step 1." in longer.end(code=130)
+    assert not longer.paths().summary_path.exists()  # it would be that of the shorter run
+    said = longer.end("--extend")
+    assert f"Continues run {run_id} at step " in said
+    long, (later, versions) = longer.summary(), longer.evaluated()
+    assert versions == {
+        "after_sampled": {2},
+        "after_greedy": {2},
+        "after_sampled@1": {1},
+        "after_greedy@1": {1},
+    }
+    assert (later["after_sampled@1"], later["after_greedy@1"]) == (
+        rewards["after_sampled"],
+        rewards["after_greedy"],
+    )
+    assert (long["success_after"], long["greedy_after"]) == (
+        mean(later["after_sampled"]),
+        mean(later["after_greedy"]),
+    )
+    assert (long["success_before"], long["greedy_before"]) == (
+        short["success_before"],
+        short["greedy_before"],
+    )
+    assert (long["run"], long["steps"], long["versions_published"]) == (run_id, 2, 3)
+    assert long["rollouts"] == 2 * short["rollouts"] == 16
+    assert set(long["evaluation"]["rollouts"].values()) == {3}
+    assert long["tokens_sampled"] == long["tokens_trained"] + long["tokens_excluded"]
+    assert [line["step"] for line in read_metrics(longer.paths())] == [1, 2]
+    state = checkpoint.load_newest(longer.paths().checkpoints).optimizer["state"]
+    assert {int(each["step"]) for each in state.values()} == {
+        2
+    }  # a fresh optimizer would be at its first step
+    if url is None:
+        longer.assert_verified()
+    assert f"Run {run_id} has finished its 2 steps" in longer.end()
+    assert longer.summary() == long
+    assert not none_left(longer.folder)
+
+
+@pytest.mark.timeout(200)
+def test_a_copied_folder_goes_on_by_itself_and_leaves_the_other_alone(tmp_path):
+    import shutil
+
+    run = Numbered(tmp_path, None, 1)
+    run.end()
+    shutil.copytree(run.folder, tmp_path / "copy")
+    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    copy = Numbered(tmp_path, None, 2, folder="copy")
+    said = copy.end("--extend")
+    assert "Extends run" in said
+    rewards, versions = copy.evaluated()
+    assert (versions["after_sampled"], versions["after_sampled@1"]) == ({2}, {1})
+    assert copy.summary()["success_after"] == mean(rewards["after_sampled"])
+    copy.assert_verified()
+    assert {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()} == before
+    assert "has finished its 1 step" in Numbered(tmp_path, None, 1).end()
