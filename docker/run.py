@@ -11,17 +11,16 @@ import secrets
 import sys
 from pathlib import Path
 
-from harnessgym.traces.account import exclude_rest
-
 from harnessgym.config import load_config
 from harnessgym.engine_timeouts import timeouts_of
 from harnessgym.errors import ConfigError, HarnessGymError
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.run_identity import run_of
 from harnessgym.store import TraceStore, policies, runs
 from harnessgym.supervisor import prepare as lay_out
 from harnessgym.supervisor import start_run
+from harnessgym.traces.token_accounting import exclude_rest
 
 PROXY, CONTROL, ENGINE = 8100, 8101, 8200
 """Ports, of containers that are named after what they run."""
