@@ -81,8 +81,10 @@ def test_a_task_set_is_imported_from_the_working_folder(tmp_path):
 @pytest.mark.bubblewrap
 def test_a_task_set_of_the_working_folder_is_checked(tmp_path):
     (tmp_path / "my_puzzles.py").write_text(PUZZLES)
-    checked = harnessgym("tasks", "check", "my_puzzles:Puzzles", cwd=tmp_path, timeout_s=200)
+    command = ["tasks", "check", "my_puzzles:Puzzles", "--cheats", "none", "--limit", "2"]
+    checked = harnessgym(*command, cwd=tmp_path, timeout_s=200)
     assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert (tmp_path / "baseline.json").exists()
 
 
 def test_the_installed_module_wins_over_a_file_of_that_name(tmp_path):
