@@ -162,10 +162,10 @@ def test_a_machine_of_a_cluster_imports_what_the_run_names(tmp_path):
         "class Walls:\n    unavailable = staticmethod(lambda: 'no walls here')\n"
     )
     program = (
-        "import sys; from harnessgym.cluster.process_host import Place\n"
-        "place = Place('127.0.0.1', 0, 60.0)\n"
-        "print(place.about([], 'my_sandbox:Walls', [sys.argv[1]]).lacks)\n"
-        "place.end()\n"
+        "import sys; from harnessgym.cluster.process_host import ProcessHost\n"
+        "host = ProcessHost('127.0.0.1', 0, 60.0)\n"
+        "print(host.about([], 'my_sandbox:Walls', [sys.argv[1]]).lacks)\n"
+        "host.end()\n"
     )
     done = subprocess.run(
         [sys.executable, "-P", "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False, cwd="/",
