@@ -1,4 +1,4 @@
-"""The command line. One file per command; nothing heavy is imported before a command runs."""
+"""The command line. Commands are lazy: nothing heavy is imported before one runs."""
 
 import os
 import sys
@@ -20,13 +20,11 @@ def app() -> typer.Typer:
         cheats,
         cluster,
         doctor,
-        engine,
         evaluate,
         images,
         install,
         names,
-        node,
-        proxy,
+        processes,
         rollout,
         simulate,
         store,
@@ -34,10 +32,8 @@ def app() -> typer.Typer:
         traces,
         train,
         train_offline,
-        train_worker,
         watch,
         weights,
-        weights_agent,
         wrap,
     )
 
@@ -49,9 +45,20 @@ def app() -> typer.Typer:
         add_completion=False,
     )
     for module in (
-        train, train_offline, watch, simulate, rollout, evaluate, cheats, wrap, install, proxy, engine, weights_agent, node,
-        train_worker, store, names, doctor,
-    ):  # fmt: skip
+        train,
+        train_offline,
+        watch,
+        simulate,
+        rollout,
+        evaluate,
+        cheats,
+        wrap,
+        install,
+        processes,
+        store,
+        names,
+        doctor,
+    ):
         module.register(root)
     root.add_typer(cluster.app, name="cluster")
     root.add_typer(tasks.app, name="tasks")
@@ -64,7 +71,7 @@ def app() -> typer.Typer:
 def main() -> None:
     """Entry point. Exit status 0: done; 1: done, and the answer is no; 2: an error; 130: interrupted.
 
-    Errors of ours, and whatever the system refuses (a file, a disk, a library), are one message without a
+    Our own errors, and those of the system (a file, a disk, a library), become one message without a
     traceback.
     """
     look_in(".")

@@ -207,7 +207,7 @@ def _run(evaluation: "Evaluation") -> list["Evaluated"]:
 
     from rich.console import Console
 
-    from harnessgym.cli.interruption import run_until_told
+    from harnessgym.cli.interruption import run_interruptible
     from harnessgym.cli.rollout_table import RolloutTable
     from harnessgym.cli.traces.printed import console as stdout
 
@@ -218,7 +218,7 @@ def _run(evaluation: "Evaluation") -> list["Evaluated"]:
         filename=log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    done = run_until_told(
+    done = run_interruptible(
         evaluation.run(lambda line: typer.echo(line, err=True), lambda: RolloutTable(console))
     )
     _print(evaluation, done, stdout())

@@ -1,6 +1,4 @@
-"""Commands that go on in the same folder: the first Ctrl-C or SIGTERM ends them in order, and they say
-that they go on.
-"""
+"""Interrupting commands that can be resumed: the first Ctrl-C or SIGTERM ends them cleanly."""
 
 import asyncio
 import signal
@@ -12,8 +10,8 @@ import typer
 T = TypeVar("T")
 
 
-def run_until_told(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end, or exit with status 130. Further interruptions do not disturb the end."""
+def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
+    """Runs `work` to its end, or exits with status 130. Signals after the first are ignored."""
 
     async def main() -> T:
         task = asyncio.current_task()
@@ -30,11 +28,12 @@ def run_until_told(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _once(act: Callable[[], Any]) -> Callable[[], None]:
-    told: list[bool] = []
+    called = False
 
     def first() -> None:
-        if not told:
-            told.append(True)
+        nonlocal called
+        if not called:
+            called = True
             act()
 
     return first

@@ -184,7 +184,7 @@ def _run(campaign: "BatchRollout") -> dict[str, Any]:
 
     from rich.console import Console
 
-    from harnessgym.cli.interruption import run_until_told
+    from harnessgym.cli.interruption import run_interruptible
     from harnessgym.cli.rollout_table import RolloutTable
 
     console = Console(stderr=True)
@@ -197,7 +197,7 @@ def _run(campaign: "BatchRollout") -> dict[str, Any]:
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     with RolloutTable(console) as table:
-        summary = run_until_told(campaign.run(table))
+        summary = run_interruptible(campaign.run(table))
     _print(summary, campaign.settings, console)
     return summary
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from harnessgym.cli.traces.arguments import AsJson, Source
 from harnessgym.cli.traces.filters import Harness, MinReward, Purpose, Run, Task
+from harnessgym.cli.traces.source import AsJson, Source
 
 _EPILOG = """Methods: `sft` learns every rollout, `rejection` the best of each group, both only with at least `--min-reward`;
 `dpo` prefers the best of each group to the worst, where they have a common prompt. All learn the recorded tokens of the policy
@@ -55,8 +55,8 @@ def register(root: typer.Typer) -> None:
         """
         from harnessgym.cli.rollout import settings_of
         from harnessgym.cli.traces.filters import selected
-        from harnessgym.cli.traces.opened import opened
         from harnessgym.cli.traces.printed import print_json
+        from harnessgym.cli.traces.source import opened
         from harnessgym.errors import ConfigError
         from harnessgym.registry import load
         from harnessgym.store.listing import RolloutFilter

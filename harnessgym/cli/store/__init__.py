@@ -1,8 +1,8 @@
-"""`harnessgym store`: make and keep trace databases. One file per command."""
+"""`harnessgym store`: make and keep trace databases. One module per command or group."""
 
 import typer
 
-from harnessgym.cli.store import freezing, migrating, pruning, run_files, vacuuming
+from harnessgym.cli.store import database, freeze, prune, run_files
 
 _HELP = (
     "Make, migrate, freeze, prune and compact trace databases; move runs between them.\n\n"
@@ -16,5 +16,5 @@ def register(root: typer.Typer) -> None:
     """Add the commands."""
     group = typer.Typer(help=_HELP, no_args_is_help=True)
     root.add_typer(group, name="store")
-    for module in (migrating, freezing, pruning, vacuuming, run_files):
+    for module in (database, freeze, prune, run_files):
         module.register(group)

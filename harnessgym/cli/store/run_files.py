@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harnessgym.cli.traces.arguments import AsJson, Source
+from harnessgym.cli.traces.source import AsJson, Source
 
 if TYPE_CHECKING:
     from harnessgym.store.run_file import Moved, Progress
@@ -53,7 +53,7 @@ def register(app: typer.Typer) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Write a whole run to one file."""
-        from harnessgym.cli.traces.opened import store_url
+        from harnessgym.cli.traces.source import store_url
         from harnessgym.store.run_file import export_run
 
         with _bar() as update:
@@ -69,7 +69,7 @@ def register(app: typer.Typer) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Read a run from a file into a database."""
-        from harnessgym.cli.traces.opened import import_url
+        from harnessgym.cli.traces.source import import_url
         from harnessgym.store.backend import shown
         from harnessgym.store.run_file import import_run
 

@@ -4,7 +4,7 @@ command.
 
 import typer
 
-from harnessgym.cli.tasks import checking, converting, listing, opinion, running, show
+from harnessgym.cli.tasks import check, convert, opinion, run, show, task_list
 
 _HELP = (
     "Look at tasks, check them, try them, take them elsewhere.\n\n"
@@ -16,5 +16,5 @@ _HELP = (
 )
 
 app = typer.Typer(help=_HELP, no_args_is_help=True)
-for _module in (listing, show, checking, running, opinion, converting):
+for _module in (task_list, show, check, run, opinion, convert):
     _module.register(app)

@@ -1,8 +1,13 @@
 """Arguments and options that several commands share."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from harnessgym.cli.traces.printed import notes
+
+if TYPE_CHECKING:
+    from harnessgym.task import TaskSet
 
 Spec = Annotated[
     str,
@@ -13,3 +18,16 @@ Backend = Annotated[str, typer.Option("--sandbox", help="bubblewrap, docker or `
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first so many tasks.")]
 Only = Annotated[list[str] | None, typer.Option("--task", metavar="ID", help="Only this task. Repeatable.")]
+
+
+_SHOWN = 8
+_ALL = 1 << 30
+
+
+def say_remarks(found: "TaskSet", *, every: bool = False) -> None:
+    """On stderr, a line each; only the first few unless `every`."""
+    from harnessgym.tasks.source import remarks_of
+
+    out = notes()
+    for line in remarks_of(found, _ALL if every else _SHOWN):
+        out.print(line, markup=False)

@@ -64,7 +64,7 @@ async def _asked(task: "Task", folder: Path, sandbox: str) -> "tuple[Grade, Opin
     """The grade, and what is said beside it."""
     import tempfile
 
-    from harnessgym.cli.tasks.checking import backend
+    from harnessgym.cli.tasks.check import backend
     from harnessgym.grading.cheats.scripted_agent import ScriptedAgent
     from harnessgym.grading.differential.differential_test import opinion_on
     from harnessgym.grading.grade import taken, verdict

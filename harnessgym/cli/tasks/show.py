@@ -99,7 +99,7 @@ def _print(task: "Task", entry: "BaselineEntry | None", *, gold: bool, full: boo
 
 
 def _seen(task: "Task") -> Iterator[Line]:
-    from harnessgym.cli.tasks.listing import limits
+    from harnessgym.cli.tasks.task_list import limits
     from harnessgym.task import Limits
 
     yield "instruction", task.instruction
@@ -135,7 +135,7 @@ def _setup(setup: "Setup") -> Iterator[Line]:
 def _judged(task: "Task", entry: "BaselineEntry | None") -> Iterator[Line]:
     import shlex
 
-    from harnessgym.cli.tasks.listing import judge
+    from harnessgym.cli.tasks.task_list import judge
     from harnessgym.task import GradingImage
     from harnessgym.validation.task_check import has_gold
 

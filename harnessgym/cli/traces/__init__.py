@@ -2,18 +2,7 @@
 
 import typer
 
-from harnessgym.cli.traces import (
-    diff,
-    exporting,
-    importing,
-    listing,
-    replaying,
-    show,
-    sql,
-    tokens,
-    tree,
-    verify,
-)
+from harnessgym.cli.traces import diff, export, import_, replay, rollout_list, show, sql, tokens, tree, verify
 
 _HELP = (
     "Look at recorded traces, check them, take them elsewhere.\n\n"
@@ -26,5 +15,5 @@ _HELP = (
 )
 
 app = typer.Typer(help=_HELP, no_args_is_help=True)
-for _module in (listing, show, tree, tokens, diff, verify, exporting, importing, replaying, sql):
+for _module in (rollout_list, show, tree, tokens, diff, verify, export, import_, replay, sql):
     _module.register(app)

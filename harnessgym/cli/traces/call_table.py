@@ -2,15 +2,126 @@
 
 from typing import TYPE_CHECKING
 
-from harnessgym.cli.traces.agent_labels import AgentLabels
-from harnessgym.cli.traces.call_facts import call_json, rollout_json, versions
-from harnessgym.cli.traces.opened import traced
 from harnessgym.cli.traces.printed import console, plain_table, print_json
+from harnessgym.cli.traces.source import traced
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from harnessgym.traces.graph import Graph
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from harnessgym.traces.facts import CallFacts, RolloutFacts
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from harnessgym.traces.facts import AgentFacts
+
+_COLOURS = (
+    "cyan",
+    "magenta",
+    "green",
+    "yellow",
+    "bright_blue",
+    "bright_red",
+    "bright_cyan",
+    "bright_magenta",
+)
+
+
+@dataclass
+class AgentLabels:
+    """Names that are unique in a rollout: of agents with one name, the later ones are numbered."""
+
+    agents: Sequence[AgentFacts]
+    nameless: str = "agent"
+    """What calls of no known agent are made by."""
+    _names: dict[str, str] = field(init=False)
+    _colours: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        seen: Counter[str] = Counter()
+        self._names = {}
+        self._colours = {}
+        for at, agent in enumerate(self.agents):
+            seen[agent.name] += 1
+            number = seen[agent.name]
+            self._names[agent.id] = agent.name if number == 1 else f"{agent.name} #{number}"
+            self._colours[agent.id] = _COLOURS[at % len(_COLOURS)]
+
+    def name(self, agent_id: str | None) -> str:
+        """Of an agent."""
+        return self._names.get(agent_id or "", self.nameless)
+
+    def colour(self, agent_id: str | None) -> str:
+        """Of an agent."""
+        return self._colours.get(agent_id or "", _COLOURS[0])
+
+
+EXPECTED_BREAKS = ("sub_agent",)
+"""Classes of calls that begin a conversation of their own: nothing is lost by them."""
+
+
+def call_json(call: "CallFacts", numbers: dict[str, int], labels: AgentLabels) -> dict[str, Any]:
+    """A call without its texts."""
+    return {
+        "number": numbers[call.id],
+        "id": call.id,
+        "agent": labels.name(call.agent_id),
+        "agent_id": call.agent_id,
+        "kind": call.kind,
+        "side_call": call.side_call,
+        "status": call.status,
+        "protocol": call.protocol,
+        "continues": numbers.get(call.parent_call_id or ""),
+        "prompt_tokens": call.prompt_len,
+        "sampled_tokens": call.completion_len,
+        "versions": versions(call),
+        "break_class": call.break_class,
+        "break_detail": call.break_detail,
+        "finish_reason": call.finish_reason,
+        "error": call.error,
+    }
+
+
+def rollout_json(rollout: "RolloutFacts") -> dict[str, Any]:
+    """A rollout."""
+    return asdict(rollout)
+
+
+def versions(call: "CallFacts") -> list[int]:
+    """The policy versions that sampled a call, in order."""
+    return [span.version for span in call.versions]
+
+
+def heading(call: "CallFacts", numbers: dict[str, int], labels: AgentLabels) -> "Text":
+    """One line about a call."""
+    from rich.text import Text
+
+    side = call.kind in ("side", "count")
+    colour = "dim" if side else labels.colour(call.agent_id)
+    parts = [call.protocol]
+    if side or call.kind != "policy":
+        parts.append(f"{call.kind} call{f' ({call.side_call})' if call.side_call else ''}")
+    if (parent := numbers.get(call.parent_call_id or "")) is not None:
+        parts.append(f"continues #{parent}")
+    parts.append(f"{call.prompt_len:,} prompt + {call.completion_len or 0:,} sampled tokens")
+    if call.versions:
+        parts.append("version " + ",".join(map(str, versions(call))))
+    parts.append(call.finish_reason or call.status)
+    if call.status in ("intent", "aborted", "error", "undelivered") and call.finish_reason:
+        parts.append(call.status)
+    line = Text(
+        f"#{numbers[call.id]} {labels.name(call.agent_id)}", style=colour if side else f"bold {colour}"
+    )
+    line.append("  " + " · ".join(parts), style="dim")
+    return line
+
 
 _HEADS = (
     "#", "continues", "agent", "kind", "status", "protocol", "prompt", "sampled", "versions", "finish", "break",

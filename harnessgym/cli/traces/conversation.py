@@ -8,10 +8,9 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from harnessgym.cli.traces.agent_labels import AgentLabels
-from harnessgym.cli.traces.call_facts import EXPECTED_BREAKS, call_json, heading, rollout_json
-from harnessgym.cli.traces.opened import traced
+from harnessgym.cli.traces.call_table import EXPECTED_BREAKS, AgentLabels, call_json, heading, rollout_json
 from harnessgym.cli.traces.printed import brief, console, print_json
+from harnessgym.cli.traces.source import traced
 
 if TYPE_CHECKING:
     from harnessgym.message import Message

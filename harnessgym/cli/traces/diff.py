@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harnessgym.cli.traces.arguments import AsJson, Policy, Rollout, Source
+from harnessgym.cli.traces.source import AsJson, Policy, Rollout, Source
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -43,8 +43,8 @@ def register(app: typer.Typer) -> None:
 
 
 def _differ(source: str, a: str, b: str, policy: list[str] | None, as_json: bool) -> bool:
-    from harnessgym.cli.traces.opened import find, opened
     from harnessgym.cli.traces.printed import console, print_json
+    from harnessgym.cli.traces.source import find, opened
     from harnessgym.traces.completions import Languages
     from harnessgym.traces.export import TracedRollout
     from harnessgym.traces.rollout_difference import compare_rollouts

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harnessgym.cli.traces.opened import find
+from harnessgym.cli.traces.source import find
 
 if TYPE_CHECKING:
     from harnessgym.store import TraceStore

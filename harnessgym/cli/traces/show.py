@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from harnessgym.cli.traces.arguments import AsJson, Policy, Source
+from harnessgym.cli.traces.source import AsJson, Policy, Source
 
 _EPILOG = """Each call is a heading (number, agent, protocol, tokens, policy versions, how it ended), what its request added,
 and what was answered. A call that could not continue the one before says why. Side calls are dim.
@@ -46,7 +46,7 @@ def register(app: typer.Typer) -> None:
         versions.
         """
         if rollout is None:
-            from harnessgym.cli.traces.listing import print_newest
+            from harnessgym.cli.traces.rollout_list import print_newest
 
             print_newest(source, limit, as_json)
         elif calls:

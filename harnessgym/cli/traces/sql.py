@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harnessgym.cli.traces.arguments import AsJson, Source
+from harnessgym.cli.traces.source import AsJson, Source
 
 if TYPE_CHECKING:
     from harnessgym.store.plain_sql import Answered, Relation
@@ -52,8 +52,8 @@ def register(app: typer.Typer) -> None:
 
 
 def _print_answer(source: str, query: str, limit: int, csv: bool, as_json: bool) -> None:
-    from harnessgym.cli.traces.opened import store_url
     from harnessgym.cli.traces.printed import notes, print_json
+    from harnessgym.cli.traces.source import store_url
     from harnessgym.store.plain_sql import ask
 
     found = ask(store_url(source), query, limit)
@@ -102,8 +102,8 @@ def _cell(value: Any) -> str:
 
 
 def _print_schema(source: str, as_json: bool) -> None:
-    from harnessgym.cli.traces.opened import opened
     from harnessgym.cli.traces.printed import print_json
+    from harnessgym.cli.traces.source import opened
     from harnessgym.store.plain_sql import relations
 
     with opened(source) as store:

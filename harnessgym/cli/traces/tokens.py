@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harnessgym.cli.traces.arguments import AsJson, Policy, Rollout, Source
+from harnessgym.cli.traces.source import AsJson, Policy, Rollout, Source
 
 if TYPE_CHECKING:
     from harnessgym.traces.token_lines import TokenLine, TokenRow, TokenRows
@@ -45,8 +45,8 @@ def register(app: typer.Typer) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Print training rows token by token, exactly as a trainer gets them."""
-        from harnessgym.cli.traces.opened import traced
         from harnessgym.cli.traces.printed import print_json
+        from harnessgym.cli.traces.source import traced
         from harnessgym.traces.token_lines import TokenRows
 
         if call is not None and row is not None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harnessgym.cli.traces.arguments import AsJson, Source
+from harnessgym.cli.traces.source import AsJson, Source
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,8 +31,8 @@ def register(app: typer.Typer) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Rebuild every prompt and recount every token from the rows alone."""
-        from harnessgym.cli.traces.opened import opened
         from harnessgym.cli.traces.printed import console, print_json, progress
+        from harnessgym.cli.traces.source import opened
         from harnessgym.traces.verification.verify import verify
 
         with opened(source) as store, progress() as bars:

@@ -10,7 +10,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from harnessgym.cli import app
-from harnessgym.cli.store.age import seconds_of
+from harnessgym.cli.store.prune import seconds_of
 from harnessgym.errors import ConfigError, StoreError
 from harnessgym.store import TraceStore, runs
 

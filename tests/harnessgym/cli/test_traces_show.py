@@ -42,8 +42,7 @@ def test_show_reads_as_a_conversation(recorded, ask):
 def test_agents_have_colours_of_their_own_and_side_calls_are_dim(recorded):
     from rich.console import Console
 
-    from harnessgym.cli.traces.agent_labels import AgentLabels
-    from harnessgym.cli.traces.call_facts import heading
+    from harnessgym.cli.traces.call_table import AgentLabels, heading
     from harnessgym.store import TraceStore
     from harnessgym.traces.graph import graph
 

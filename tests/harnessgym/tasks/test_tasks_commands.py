@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from harnessgym.cli.tasks.acting import Lines
+from harnessgym.cli.tasks.run import Lines
 from harnessgym.sandboxes.process import ProcessBackend, ProcessSettings
 from harnessgym.task import Limits
 from harnessgym.tasks.choosing import all_tasks

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harnessgym.cli.traces.arguments import AsJson, Policy, Source
 from harnessgym.cli.traces.filters import Harness, MinReward, Purpose, Run, Task, Verdict
+from harnessgym.cli.traces.source import AsJson, Policy, Source
 from harnessgym.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Write rollouts in another project's form."""
         from harnessgym.cli.traces.filters import selected
-        from harnessgym.cli.traces.opened import opened
         from harnessgym.cli.traces.printed import console, print_json, progress
+        from harnessgym.cli.traces.source import opened
         from harnessgym.registry import load
         from harnessgym.store.listing import RolloutFilter
         from harnessgym.traces.completions import Languages

@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Write tasks down in another format."""
-        from harnessgym.cli.tasks.remarks import say_remarks
+        from harnessgym.cli.tasks.arguments import say_remarks
         from harnessgym.cli.traces.printed import console, notes, print_json
         from harnessgym.tasks.choosing import chosen
         from harnessgym.tasks.source import task_set

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from harnessgym.cli.traces.arguments import AsJson, Source
+from harnessgym.cli.traces.source import AsJson, Source
 
 _EPILOG = """Formats: atif, mas (awesome-llm-mas-rl); or `module:Class` of your own. A file is one document (.json) or one a
 line (.jsonl); of a folder, every .json file is read. They become a run of their own; what the store has no place for is
@@ -30,8 +30,8 @@ def register(app: typer.Typer) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Read rollouts of another project into a store, which is made if there is none."""
-        from harnessgym.cli.traces.opened import import_url
         from harnessgym.cli.traces.printed import console, notes, print_json
+        from harnessgym.cli.traces.source import import_url
         from harnessgym.errors import TraceError
         from harnessgym.registry import load
         from harnessgym.store import TraceStore

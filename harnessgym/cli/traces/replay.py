@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harnessgym.cli.traces.arguments import AsJson, Policy, Source
+from harnessgym.cli.traces.source import AsJson, Policy, Source
 
 if TYPE_CHECKING:
     from harnessgym.reward import Rescored
@@ -41,8 +41,8 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Put recorded requests through the proxy again and compare every prompt with the record."""
         from harnessgym.cli.traces.filters import selected
-        from harnessgym.cli.traces.opened import opened
         from harnessgym.cli.traces.printed import print_json, progress
+        from harnessgym.cli.traces.source import opened
         from harnessgym.reward import rescore
         from harnessgym.store.listing import RolloutFilter
         from harnessgym.traces.completions import Languages

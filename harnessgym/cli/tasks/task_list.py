@@ -104,7 +104,7 @@ def _count(number: int | None) -> str:
 
 
 def _print_tasks(spec: str, as_json: bool) -> None:
-    from harnessgym.cli.tasks.remarks import say_remarks
+    from harnessgym.cli.tasks.arguments import say_remarks
     from harnessgym.cli.traces.printed import console, one_line, plain_table, print_json
     from harnessgym.tasks.choosing import all_tasks
     from harnessgym.tasks.source import notes_of, problems_of, task_set

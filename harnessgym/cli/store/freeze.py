@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harnessgym.cli.traces.arguments import AsJson, Source
 from harnessgym.cli.traces.filters import (
     Harness,
     MaxReward,
@@ -16,6 +15,7 @@ from harnessgym.cli.traces.filters import (
     Task,
     Verdict,
 )
+from harnessgym.cli.traces.source import AsJson, Source
 from harnessgym.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ def register(app: typer.Typer) -> None:
 def _set(
     source: str, named: list[str] | None, wanted: "RolloutFilter", as_json: bool, *, frozen: bool
 ) -> None:
-    from harnessgym.cli.traces.opened import opened
     from harnessgym.cli.traces.printed import console, print_json
+    from harnessgym.cli.traces.source import opened
     from harnessgym.store import freezing
 
     with opened(source) as store:

@@ -14,6 +14,76 @@ if TYPE_CHECKING:
     from harnessgym.task import Task, TaskSet
     from harnessgym.validation.baseline import Baseline
     from harnessgym.validation.task_check import CheckedTask, CheckPlan
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from harnessgym.cli.traces.printed import notes
+
+if TYPE_CHECKING:
+    from harnessgym.validation.task_check import Progress
+
+_LINE_S = 15.0
+"""Between two lines where there is no terminal."""
+
+
+class CheckProgress:
+    """Context manager; call it with the progress as often as you like."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._console = notes()
+        columns = (
+            BarColumn(),
+            TextColumn("{task.fields[facts]}"),
+            TextColumn("{task.description}", style="dim"),
+        )
+        self._bar = Progress(
+            *columns, console=self._console, transient=True, disable=not self._console.is_terminal
+        )
+        self._shown = self._bar.add_task("", total=None, facts="")
+        self._next = time.monotonic() + _LINE_S
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def __call__(self, progress: "Progress") -> None:
+        """Draw."""
+        from rich.markup import escape
+
+        facts = said(progress)
+        doing = escape(progress.doing[: max(20, self._console.width - 80)])
+        self._bar.update(
+            self._shown, total=progress.runs, completed=progress.done, facts=facts, description=doing
+        )
+        if not self._console.is_terminal and time.monotonic() >= self._next:
+            self._next = time.monotonic() + _LINE_S
+            self._console.print(facts, markup=False)
+
+
+def said(progress: "Progress") -> str:
+    """A check at one moment, on one line."""
+    eta = "" if progress.eta_s is None else f", {_time(progress.eta_s)} left"
+    runs = f"{progress.done:,}/{progress.runs:,} runs"
+    return f"{runs}, {progress.finished:,}/{progress.tasks:,} tasks done, {progress.tasks_per_minute:.1f} tasks/min{eta}"
+
+
+def _time(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7_200
+        else f"{seconds / 3_600:.1f} h"
+    )
+
 
 _EPILOG = """The solution (gold) must score 1 each time, doing nothing 0, and every cheat 0 or be called tampered with. What is
 found is kept in `baseline.json` beside the tasks, as it comes: the same command goes on where it was interrupted, and a
@@ -86,7 +156,7 @@ def _run(tasks: "Sequence[Task]", book: "Baseline", wanted: "CheckPlan", jobs: i
     import asyncio
     import tempfile
 
-    from harnessgym.cli.tasks.check_progress import CheckProgress
+    from harnessgym.cli.tasks.check import CheckProgress
     from harnessgym.process import hear_interruptions
     from harnessgym.validation.task_check import TaskSetCheck
 
@@ -146,7 +216,7 @@ def _as_json(
 def _print(checked: "Sequence[CheckedTask]", found: "TaskSet", path: Path) -> None:
     from collections import Counter
 
-    from harnessgym.cli.tasks.remarks import say_remarks
+    from harnessgym.cli.tasks.arguments import say_remarks
     from harnessgym.cli.traces.printed import console, plain_table
 
     out = console()

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harnessgym.cli.traces.arguments import AsJson, Source
 from harnessgym.cli.traces.filters import (
     Harness,
     MaxReward,
@@ -16,6 +15,7 @@ from harnessgym.cli.traces.filters import (
     Task,
     Verdict,
 )
+from harnessgym.cli.traces.source import AsJson, Source
 
 if TYPE_CHECKING:
     from harnessgym.store.listing import RolloutFilter
@@ -65,8 +65,8 @@ def register(app: typer.Typer) -> None:
 def print_newest(source: str, limit: int, as_json: bool, wanted: "RolloutFilter | None" = None) -> None:
     """The newest rollouts of those that are wanted."""
     from harnessgym.cli.traces.filters import of_known_run
-    from harnessgym.cli.traces.opened import opened
     from harnessgym.cli.traces.printed import console, notes, plain_table, print_json
+    from harnessgym.cli.traces.source import opened
     from harnessgym.store.listing import RolloutFilter, newest_rollouts
 
     with opened(source) as store:

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harnessgym.cli.traces.arguments import AsJson, Source
 from harnessgym.cli.traces.filters import (
     Harness,
     MaxReward,
@@ -15,9 +14,26 @@ from harnessgym.cli.traces.filters import (
     Task,
     Verdict,
 )
+from harnessgym.cli.traces.source import AsJson, Source
 
 if TYPE_CHECKING:
     from harnessgym.store.retention import Pruned, Retention
+import re
+
+from harnessgym.errors import ConfigError
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+
+
+def seconds_of(age: str) -> float:
+    """The seconds of an age. Raises `ConfigError` if it is none."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", age.strip())
+    if found is None:
+        raise ConfigError(
+            f"{age!r} is no age: write a number and s, m, h, d or w (seconds to weeks), e.g. 30d or 12h."
+        )
+    return float(found[1]) * _UNITS[found[2]]
+
 
 _EPILOG = """Removes rollouts that ended long enough ago, with all their rows: calls, tokens, bodies, events, edges, rewards.
 What stays, and is counted with the reason:
@@ -82,8 +98,8 @@ def register(app: typer.Typer) -> None:
         """Remove old rollouts, or only their bodies."""
         import time
 
-        from harnessgym.cli.store.age import seconds_of
-        from harnessgym.cli.traces.opened import store_url
+        from harnessgym.cli.store.prune import seconds_of
+        from harnessgym.cli.traces.source import store_url
         from harnessgym.store.listing import RolloutFilter
         from harnessgym.store.retention import Retention
 
