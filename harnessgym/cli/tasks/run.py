@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
-from harnessgym.sandbox import ExecResult, Sandbox
+from harnessgym.sandbox import Sandbox
 
 _WELCOME = """\
 Each line is run by sh in the agent's sandbox; the folder is kept from line to line, variables are not. There is no terminal
