@@ -370,4 +370,4 @@ def test_what_is_no_prediction_is_named(tmp_path, text):
 
 @pytest.mark.parametrize("name", ["swe_bench", "swe_rebench", "r2e"])
 def test_every_verifier_is_one(name):
-    assert isinstance(load("grader", f"harnessgym.grading.{name}:verifier"), Verifier)
+    assert isinstance(load("grader", f"harnessgym.grading.verifiers.{name}:verifier"), Verifier)
