@@ -186,7 +186,7 @@ def _check_channels(name: str, section: RewardSection, known: Sequence[str]) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class RewardWeights:
     """What a rollout is trained on: a weighted sum of the grader's reward and of those that the run adds."""
 
     graded: float = 1.0
@@ -252,12 +252,12 @@ def _sum(parts: Sequence[tuple[float, str]]) -> str:
     return terms.removeprefix(" + ").removeprefix(" ")
 
 
-def weights_of(config: RunConfig) -> Weights | None:
+def weights_of(config: RunConfig) -> RewardWeights | None:
     """The weights of a run; None if the grader's reward alone is trained on, as it is."""
     if not config.weighed:
         return None
     counting = {section.name or section.type: section.weight for section in config.rewards if section.weighs}
-    return Weights(config.tasks.weight, counting)
+    return RewardWeights(config.tasks.weight, counting)
 
 
 async def score_all(

@@ -69,7 +69,7 @@ def test_sql_stays_in_the_store(project):
 
 def has_sql(module):
     """Whether a module uses SQLAlchemy for more than the type of a connection."""
-    for node in module.nodes():
+    for node in module.nodes:
         if isinstance(node, ast.Attribute):
             names = {node.attr} & {"exec_driver_sql"}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "sqlalchemy":

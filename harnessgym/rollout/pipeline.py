@@ -12,7 +12,7 @@ from pathlib import Path
 from harnessgym.faults.fault import FaultsSection
 from harnessgym.harness import Harness
 from harnessgym.proxy_client import ControlClient
-from harnessgym.reward import Need, Reward, Weights
+from harnessgym.reward import Need, Reward, RewardWeights
 from harnessgym.rollout.attempt import Attempt
 from harnessgym.rollout.proxy_watch import ProxyWatch
 from harnessgym.rollout.resource_admission import Pressure
@@ -42,7 +42,7 @@ class Pipeline:
     """What is made to go wrong inside sandboxes."""
     proxy_socket: Path | None = None
     """The proxy's, which faults of connections stand before."""
-    weights: Weights | None = None
+    weights: RewardWeights | None = None
     """What is trained on, where that is not the grader's reward alone."""
     second_opinion: bool = False
     """Whether what is rewarded with 1 is also compared with the solution; see

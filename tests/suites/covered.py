@@ -16,7 +16,7 @@ import re
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -150,54 +150,57 @@ def _test_files(modules: Iterable[Module], files: Iterable[Module]) -> dict[str,
     by_path = {file.path: file for file in files}
     names = {module.name for module in modules}
     helpers = {file.name: file.path for file in by_path.values()}
-    imported = {path: _mentions(file, names) for path, file in by_path.items()}
-    used = {
-        path: {helpers[each.imported] for each in imports_of(file, helpers)} for path, file in by_path.items()
-    }
-    graph: defaultdict[str, set[str]] = defaultdict(set)
-    for importer, loaded in [
-        *((each.importer, each.imported) for each in all_imports(modules)),
-        *_loads(modules),
-    ]:
-        graph[importer].add(loaded)
+    mentioned = {path: _mentions(file, names | helpers.keys()) for path, file in by_path.items()}
+    used = {path: {helpers[name] for name in found & helpers.keys()} for path, found in mentioned.items()}
+    graph = _graph(modules)
     out = {}
     for path, file in by_path.items():
         if path.rpartition("/")[2].startswith("test_"):
-            near = set(_distances(used, [path, *_conftests(path, by_path)]))
-            distances = _distances(graph, {name for other in near for name in imported[other]})
-            out[path] = TestFile(file, distances, frozenset(imported[path]))
+            near = _distances(used, [path, *_conftests(path, by_path)])
+            distances = _distances(graph, {name for other in near for name in mentioned[other] & names})
+            out[path] = TestFile(file, distances, frozenset(mentioned[path] & names))
     return out
 
 
 def _mentions(file: Module, names: set[str]) -> set[str]:
-    """The project's modules that a file imports, or whose names or paths stand in its strings."""
+    """The modules that a file imports, or whose names or paths stand in its strings."""
     out = {each.imported for each in imports_of(file, names)}
-    for node in file.nodes():
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            dotted = [*_DOTTED.findall(node.value), *(_DOTTED.findall(node.value.replace("/", ".")))]
-            program = f"{node.value}.__main__"  # what `python -m` is given
-            out |= {program, *(name.removesuffix(".py") for name in dotted)} & names
+    for text in _strings(file):
+        dotted = [*_DOTTED.findall(text), *_DOTTED.findall(text.replace("/", "."))]
+        program = f"{text}.__main__"  # what `python -m` is given
+        out |= {program, *(name.removesuffix(".py") for name in dotted)} & names
     return out
 
 
-def _loads(modules: Iterable[Module]) -> Iterator[tuple[str, str]]:
-    """Which modules load others by a name in a string: `server.py`, `forkserver.server`, `tracing`, or `a.package.`."""
-    modules = list(modules)
-    imported = {each.imported for each in all_imports(modules)}
-    loaded = [module for module in modules if module.name not in imported]
+def _graph(modules: Sequence[Module]) -> dict[str, set[str]]:
+    """What each module imports, or loads by a name in a string if nobody imports it.
+
+    Such a name is `server.py`, `forkserver.server`, `tracing`, `harnessgym_vllm.Weights`, or a package's and a dot.
+    """
+    graph: defaultdict[str, set[str]] = defaultdict(set)
+    for each in all_imports(modules):
+        graph[each.importer].add(each.imported)
+    imported = {name for names in graph.values() for name in names}
+    patterns = {module.name: _loaded_as(module) for module in modules if module.name not in imported}
     for module in modules:
-        texts = {
-            node.value
-            for node in module.nodes()
-            if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        }
-        for other in loaded:
-            package, _, stem = other.name.rpartition(".")
-            name = rf"(\b{stem}\.py\b|\b{package.rpartition('.')[2]}\.{stem}\b|^{stem}(\.[A-Z]\w+)?$|^{re.escape(package)}\.$)"
-            if other.path.split("/")[0] == module.path.split("/")[0] and any(
-                re.search(name, text) for text in texts
-            ):
-                yield module.name, other.name
+        text = "\n".join(_strings(module))
+        family, _, _ = module.name.partition(".")
+        own = (name for name in patterns if name.startswith(f"{family}."))
+        graph[module.name] |= {name for name in own if patterns[name].search(text)}
+    return graph
+
+
+def _loaded_as(module: Module) -> re.Pattern[str]:
+    package, _, stem = module.name.rpartition(".")
+    folder = package.rpartition(".")[2]
+    whole = rf"^{stem}(\.[A-Z]\w+)?$|^{re.escape(package)}\.$"
+    return re.compile(rf"\b{stem}\.py\b|\b{folder}\.{stem}\b|{whole}", re.MULTILINE)
+
+
+def _strings(module: Module) -> list[str]:
+    return [
+        node.value for node in module.nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
 
 
 def _distances(graph: Mapping[str, Iterable[str]], start: Iterable[str]) -> dict[str, int]:

@@ -4,7 +4,7 @@ import pytest
 
 from harnessgym.config import validate
 from harnessgym.errors import ConfigError, RewardError
-from harnessgym.reward import Weights, make_rewards, score_all, weights_of
+from harnessgym.reward import RewardWeights, make_rewards, score_all, weights_of
 from harnessgym.run_config.run import RewardSection, RunConfig
 from harnessgym.store.rewards import RewardRow
 from tests.harnessgym.rewards.test_rewards_members import HERE, record, rollout  # noqa: F401
@@ -19,7 +19,7 @@ def row(channel, value, source="length", unit="rollout"):
 
 
 def test_the_total_is_the_weighted_sum_and_says_how_it_was_made():
-    weights = Weights(0.5, {"length": -0.25, "costs": {"cost.calls": -0.1}})
+    weights = RewardWeights(0.5, {"length": -0.25, "costs": {"cost.calls": -0.1}})
     scores = [
         row("cost.sampled", 2.0),
         row("cost.calls", 3.0, "costs"),
@@ -48,7 +48,7 @@ def test_the_total_is_the_weighted_sum_and_says_how_it_was_made():
 )
 def test_a_score_that_is_not_there_is_an_error_and_not_zero(weight, scores, words):
     with pytest.raises(RewardError, match=words):
-        Weights(1.0, {"length": weight}).total("r", 1.0, scores)
+        RewardWeights(1.0, {"length": weight}).total("r", 1.0, scores)
 
 
 @pytest.mark.parametrize(
@@ -105,10 +105,10 @@ def test_without_a_weight_the_graders_reward_is_trained_on():
         is None
     )
     weighed = weights_of(validate(RunConfig, RUN | {"rewards": [CODE | {"weight": 2}, COSTS]}, "the test"))
-    assert weighed == Weights(1.0, {"code": 2.0})
+    assert weighed == RewardWeights(1.0, {"code": 2.0})
     assert weights_of(
         validate(RunConfig, RUN | {"tasks": {"set": "lookup", "weight": 2}}, "the test")
-    ) == Weights(2.0, {})
+    ) == RewardWeights(2.0, {})
 
 
 def raises(record):  # noqa: F811

@@ -31,7 +31,7 @@ class Import:
 def imports_of(module: Module, known: Collection[str]) -> Iterator[Import]:
     """The imports of modules that are `known`, `TYPE_CHECKING` included."""
     top = {id(node) for node in _at_the_top(module.tree)}
-    for node in module.nodes():
+    for node in module.nodes:
         for name in _names(node, module, known):
             late = id(node) not in top or isinstance(node, ast.Constant)
             yield Import(module.name, name, module.path, node.lineno, late)  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ def functions(modules: Iterable[Module]) -> list[tuple[Location, int]]:
     return [
         (Location(module.path, node.lineno, node.name), _length(node))
         for module in modules
-        for node in module.nodes()
+        for node in module.nodes
         if isinstance(node, Function)
     ]
 
@@ -31,7 +31,7 @@ def classes(modules: Iterable[Module]) -> list[tuple[Location, int]]:
     return [
         (Location(module.path, node.lineno, node.name), _length(node))
         for module in modules
-        for node in module.nodes()
+        for node in module.nodes
         if isinstance(node, ast.ClassDef)
     ]
 
@@ -61,7 +61,7 @@ def parallel_assignments(modules: Iterable[Module]) -> list[Location]:
     return [
         Location(module.path, node.lineno, module.lines[node.lineno - 1].strip())
         for module in modules
-        for node in module.nodes()
+        for node in module.nodes
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple) and len(node.value.elts) > 1
         if any(
             isinstance(each, ast.Tuple) and len(each.elts) == len(node.value.elts) for each in node.targets
@@ -98,7 +98,7 @@ def asserts(modules: Iterable[Module]) -> list[Location]:
     return [
         Location(module.path, node.lineno, "assert")
         for module in modules
-        for node in module.nodes()
+        for node in module.nodes
         if isinstance(node, ast.Assert)
     ]
 

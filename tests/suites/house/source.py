@@ -38,9 +38,10 @@ class Module:
         """Its syntax tree."""
         return ast.parse(self.text, self.path)
 
-    def nodes(self) -> Iterator[ast.AST]:
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
         """Every node of the tree."""
-        return ast.walk(self.tree)
+        return list(ast.walk(self.tree))
 
 
 @dataclass(frozen=True)
