@@ -9,8 +9,7 @@ from proxies.call import Call
 from proxies.feed import TokenFeed
 from proxies.served_policies import ServedPolicies
 from proxies.session import Session
-from proxies.text_upstream import TextCall, TextUpstream
-from proxies.upstream import Upstream
+from proxies.upstream import TextCall, TextUpstream, Upstream
 from proxies.workers import REPLAY, NoWorker, Worker, WorkerFilter, WorkerTable, is_text
 
 _ATTEMPTS = 6

@@ -14,8 +14,7 @@ from harnessgym.message import Sampling
 from proxies.continuation import Prompt
 from proxies.dialect import Answer, Delta, ModelRequest, Problem, ReasoningDelta, Stamp, TextDelta
 from proxies.language import PolicyLanguage
-from proxies.text_upstream import TextAnswer
-from proxies.upstream import TokenChunk
+from proxies.upstream import TextAnswer, TokenChunk
 
 
 @dataclass

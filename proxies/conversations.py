@@ -5,11 +5,12 @@ Messages are held by reference, and of each branch only its latest call's: they 
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from harnessgym.message import Message
 from harnessgym.store.calls import RecordedCall
 from harnessgym.traces.diagnosis import CallConversation
+from harnessgym.traces.forest import Forest
 from proxies.dialect import ModelRequest
 
 _BRANCHES = 16
@@ -60,3 +61,14 @@ def latest(recorded: Sequence[RecordedCall]) -> list[RecordedCall]:
     """
     continued = {call.parent_call_id for call in recorded}
     return [call for call in recorded if call.id not in continued][-_BRANCHES:]
+
+
+@dataclass
+class PolicyContext:
+    """Its tokens, and what a later request is compared with."""
+
+    forest: Forest
+    heads: set[str] = field(default_factory=set)
+    """Digests of every leading part of every request so far."""
+    conversations: Conversations = field(default_factory=Conversations)
+    """What the latest calls were asked."""

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse
 from harnessgym.errors import ProxyError
 from harnessgym.message import Message, ToolCall, canonical_json
 from proxies.session import SessionTable
-from proxies.text_upstream import TextAnswer, TextCall
+from proxies.upstream import TextAnswer, TextCall
 from proxies.upstreams.parked import ParkedUpstream
 
 _MOST_S = 300.0

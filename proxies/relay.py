@@ -26,6 +26,7 @@ from proxies.answerer import Answerer
 from proxies.call import Call, SampledTokens
 from proxies.constraints import constrained, refuse_images
 from proxies.continuation import Break, Prompt, continue_from
+from proxies.conversations import PolicyContext
 from proxies.dialect import (
     Answer,
     Finished,
@@ -38,12 +39,11 @@ from proxies.dialect import (
 )
 from proxies.feed import TokenFeed
 from proxies.parsers.raw import RawParser
-from proxies.policy_context import PolicyContext
 from proxies.raw_prompt import raw_chain
 from proxies.recorder import Recorder
 from proxies.served_policies import ServedPolicies, ServedPolicy
 from proxies.session import Session, answer_digest
-from proxies.text_upstream import TextRefusal
+from proxies.upstream import TextRefusal
 from proxies.workers import WorkerTable
 
 BUILT_IN = (SideCallRule(kind="side", name="quota probe", no_tools=True, max_tokens=1),)

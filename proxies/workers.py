@@ -24,8 +24,7 @@ from harnessgym.registry import load
 from harnessgym.scheduling.routing import WorkerLoad, choose
 from harnessgym.store.workers import WorkerRow, WorkerState
 from proxies.language import PolicyLanguage
-from proxies.text_upstream import TextUpstream
-from proxies.upstream import HasTimeouts, SpeaksLanguage, Upstream
+from proxies.upstream import HasTimeouts, SpeaksLanguage, TextUpstream, Upstream
 from proxies.upstreams.parked import ParkedUpstream
 from proxies.upstreams.replay import ReplayUpstream
 

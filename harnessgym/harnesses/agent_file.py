@@ -61,3 +61,46 @@ class AgentFile:
         return self._program.launch(
             task, argv, env={**env, **self._env}, stdin=task.instruction, readable=(file,)
         )
+
+
+class DeepAgentsConfig(AgentFileConfig):
+    """How the program is run."""
+
+    version: str = "0.7.32"
+    """Version of the PyPI package `deepagents`."""
+    program: str = "examples/deepagents_research.py"
+    api: Literal["responses", "chat"] = "chat"
+
+
+class DeepAgents(AgentFile):
+    """Describes a run of the program."""
+
+    settings = DeepAgentsConfig
+
+    def __init__(self, config: DeepAgentsConfig) -> None:
+        requirements = (f"deepagents=={config.version}", "langchain-openai==1.7.3")
+        program = PythonProgram(config, "deepagents", config.version, requirements)
+        super().__init__(config, program, env={"LANGSMITH_TRACING": "false"})
+
+
+class OpenAIAgentsConfig(AgentFileConfig):
+    """How the program is run."""
+
+    version: str = "0.24.0"
+    """Version of the PyPI package `openai-agents`."""
+    program: str = "examples/openai_agents_handoff.py"
+    api: Literal["responses", "chat"] = "responses"
+    stream: bool = False
+    """Whether it asks for streamed answers."""
+
+
+class OpenAIAgents(AgentFile):
+    """Describes a run of the program."""
+
+    settings = OpenAIAgentsConfig
+
+    def __init__(self, config: OpenAIAgentsConfig) -> None:
+        program = PythonProgram(
+            config, "openai_agents", config.version, (f"openai-agents=={config.version}",)
+        )
+        super().__init__(config, program, args=("--stream",) if config.stream else ())

@@ -1,11 +1,14 @@
 """Typed reading of a JSON request body: every wrong field becomes a `RequestProblem` that names it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter, countOf
 from typing import Any, NoReturn, TypeVar
 
+from harnessgym.message import Message
 from proxies import strict_json
 from proxies.dialect import Problem, RequestProblem
-from proxies.reading import ReadBody
+from proxies.reading import Made, ReadBody
 
 T = TypeVar("T")
 
@@ -143,3 +146,30 @@ _SECRET_HEADERS = frozenset({"authorization", "x-api-key", "x-goog-api-key", "co
 
 def _kind(value: Any) -> str:
     return "null" if value is None else type(value).__name__
+
+
+_ROLE = attrgetter("role")
+
+
+def merge_systems(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Adjacent system messages become one, joined by an empty line.
+
+    Those further down stay where they are: moving them to the top would change the prompt's beginning and
+    break continuation.
+    """
+    systems = (
+        messages.tally(_is_system) if isinstance(messages, Made) else countOf(map(_ROLE, messages), "system")
+    )
+    if systems < 2:
+        return tuple(messages)
+    out: list[Message] = []
+    for message in messages:
+        if message.role == "system" and out and out[-1].role == "system":
+            out[-1] = replace(out[-1], content=f"{out[-1].content}\n\n{message.content}")
+        else:
+            out.append(message)
+    return tuple(out)
+
+
+def _is_system(message: Message) -> bool:
+    return message.role == "system"

@@ -21,10 +21,9 @@ from proxies.dialect import (
     ToolCallDelta,
     total_usage,
 )
-from proxies.dialects.body import Fields, malformed, public_headers, unsupported
-from proxies.dialects.conversation import merge_systems
-from proxies.dialects.openai_error import ErrorShape
+from proxies.dialects.body import Fields, malformed, merge_systems, public_headers, unsupported
 from proxies.dialects.openai_protocol import (
+    ErrorShape,
     OpenAIProtocol,
     completion_head,
     completion_usage,

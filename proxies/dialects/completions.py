@@ -21,8 +21,13 @@ from proxies.dialect import (
     total_usage,
 )
 from proxies.dialects.body import Fields, malformed, public_headers, unsupported
-from proxies.dialects.openai_error import ErrorShape
-from proxies.dialects.openai_protocol import OpenAIProtocol, completion_head, completion_usage, read_choices
+from proxies.dialects.openai_protocol import (
+    ErrorShape,
+    OpenAIProtocol,
+    completion_head,
+    completion_usage,
+    read_choices,
+)
 
 _ASKED = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",

@@ -25,8 +25,7 @@ from proxies.dialect import (
     TokenUsage,
     ToolCallDelta,
 )
-from proxies.dialects.body import Fields, bearer, malformed, public_headers, unsupported
-from proxies.dialects.conversation import merge_systems
+from proxies.dialects.body import Fields, bearer, malformed, merge_systems, public_headers, unsupported
 
 _ASKED = ("temperature", "top_p", "top_k", "max_tokens", "stop_sequences", "thinking", "output_config")
 _REFUSED = ("mcp_servers", "container")

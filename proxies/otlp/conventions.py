@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from harnessgym.message import canonical_json
-from proxies.otlp.span import Moment, OtlpSpan
+from proxies.otlp.wire import Moment, OtlpSpan
 
 PUBLIC_KINDS = (
     "orchestrator_decision", "spawn", "despawn", "message", "tool_call", "tool_result", "return", "aggregate",

@@ -32,13 +32,13 @@ from harnessgym.traces.facts import CallFacts, agents_of, calls_of
 from proxies.connection import BodyTooLarge, Connection
 from proxies.otlp.conventions import SpanReport, report_of
 from proxies.otlp.record import SOURCE, row_id
-from proxies.otlp.span import OtlpSpan
 from proxies.otlp.tree import SeenCall
 from proxies.otlp.weave import weave
 from proxies.otlp.wire import (
     JSON,
     Encoding,
     OtlpExport,
+    OtlpSpan,
     WireProblem,
     decode,
     encoding_of,

@@ -13,15 +13,51 @@ import json
 import math
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic.alias_generators import to_camel
 
-from proxies.otlp.span import Moment, OtlpSpan
 from proxies.strict_json import loads_lenient
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Something that happened inside a span; OpenTelemetry calls it a span event."""
+
+    name: str
+    t: float
+    """Unix seconds."""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OtlpSpan:
+    """One finished span."""
+
+    trace_id: str
+    """32 hex digits."""
+    span_id: str
+    """16 hex digits."""
+    parent_id: str | None
+    """Span of the same trace in which it happened."""
+    name: str
+    start: float
+    """Unix seconds."""
+    end: float
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """Plain values and lists of them."""
+    moments: tuple[Moment, ...] = ()
+    links: tuple[str, ...] = ()
+    """Ids of spans that it follows from."""
+    error: str | None = None
+    """What its status says, if that is an error; empty if it says no more."""
+
+    def __post_init__(self) -> None:
+        assert self.start <= self.end
+
 
 Encoding = Literal["application/json", "application/x-protobuf"]
 JSON: Encoding = "application/json"

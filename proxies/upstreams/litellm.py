@@ -22,7 +22,7 @@ from harnessgym.config import parse_value
 from harnessgym.errors import ConfigError, UpstreamError
 from harnessgym.message import Message, ToolCall
 from proxies.dialect import ModelRequest, OutputFormat, Problem
-from proxies.text_upstream import TextAnswer, TextCall, TextRefusal
+from proxies.upstream import TextAnswer, TextCall, TextRefusal
 
 _COUNTS = re.compile(
     r"maximum context length[^\d]*([\d,]+)|prompt is too long[^\d]*[\d,]+ tokens > ([\d,]+)", re.IGNORECASE

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 
 from proxies.dialect import Problem
-from proxies.text_upstream import TextAnswer, TextCall, TextRefusal
+from proxies.upstream import TextAnswer, TextCall, TextRefusal
 
 _REMEMBERED = 4_096
 """Answered calls that are remembered, so that an answer sent twice does no harm."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from harnessgym.message import Message
 from harnessgym.traces.replay import Playback, ReplayDivergence, Request
 from proxies.dialect import ModelRequest, Problem
-from proxies.text_upstream import TextAnswer, TextCall, TextRefusal
+from proxies.upstream import TextAnswer, TextCall, TextRefusal
 
 Load = Callable[[str], Playback]
 """The record of a rollout or session. Raises `HarnessGymError` if there is none."""

@@ -17,8 +17,8 @@ from harnessgym.harness import Endpoint
 from harnessgym.store import TraceStore, runs
 from harnessgym.store.tables import calls, rollouts
 from harnessgym.traces.verification.verify import verify
-from harnessgym.wrapping.surroundings import PROGRAMS, surroundings_of
 from harnessgym.wrapping.upstream import find_upstream
+from harnessgym.wrapping.wrap import PROGRAMS, surroundings_of
 
 POLICY = Path(__file__).parents[2] / "environments/lookup/policy"
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "120"}

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from harnessgym.message import Message
 from proxies.dialect import ModelRequest, Problem, RequestProblem
-from proxies.dialects.gemini.contents import result_text
+from proxies.dialects.gemini.contents import json_schema, result_text
 from proxies.dialects.gemini.dialect import Gemini
-from proxies.dialects.gemini.tools import json_schema
 
 PATH = "/v1beta/models/m:generateContent"
 USER = {"role": "user", "parts": [{"text": "Hi"}]}

@@ -23,7 +23,7 @@ from harnessgym.traces.verification.verify import verify
 from proxies.app import Proxy
 from proxies.dialect import ModelRequest, OutputFormat
 from proxies.language import PolicyLanguage
-from proxies.text_upstream import TextCall, TextUpstream
+from proxies.upstream import TextCall, TextUpstream
 from proxies.upstreams.litellm import LitellmUpstream
 from proxies.upstreams.scripted import ScriptedUpstream
 from tests.proxies.conftest import KEY, MakeWorld, World

@@ -31,12 +31,14 @@ from proxies.dialects.body import Fields, bearer, malformed, public_headers, uns
 from proxies.dialects.gemini.contents import (
     RAW_ARGUMENTS,
     camel,
+    json_schema,
     many,
     only_known,
     read_contents,
     read_system,
+    read_tool_choice,
+    read_tools,
 )
-from proxies.dialects.gemini.tools import json_schema, read_tool_choice, read_tools
 
 _METHODS: dict[str, Any] = {
     "generateContent": "generate",

@@ -17,13 +17,16 @@ from typing import Any
 from harnessgym.message import Message, canonical_json
 from proxies import sse
 from proxies.dialect import Answer, Delta, Event, Finished, ModelRequest, OutputFormat, Problem, Route, Stamp
-from proxies.dialects.body import Fields, malformed, public_headers, unsupported
-from proxies.dialects.conversation import merge_systems
-from proxies.dialects.openai_error import ErrorShape
-from proxies.dialects.openai_protocol import OpenAIProtocol
-from proxies.dialects.responses.answer import ItemWriter, failed_body, response_body, response_head
+from proxies.dialects.body import Fields, malformed, merge_systems, public_headers, unsupported
+from proxies.dialects.openai_protocol import ErrorShape, OpenAIProtocol
+from proxies.dialects.responses.answer import (
+    ItemWriter,
+    ResponseStream,
+    failed_body,
+    response_body,
+    response_head,
+)
 from proxies.dialects.responses.input import read_input
-from proxies.dialects.responses.stream import ResponseStream
 from proxies.dialects.responses.tools import read_choice, read_tools
 from proxies.previous import call_of
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from harnessgym.message import Message, ToolCall, canonical_json
 from proxies.dialects.body import Fields, malformed, unsupported
-from proxies.dialects.responses.ids import answer_of, is_raw, unseal
+from proxies.dialects.responses.answer import answer_of, is_raw, unseal
 from proxies.dialects.responses.tools import flat_name
 
 _ROLES = ("user", "system", "developer", "assistant")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxies.otlp.conventions import SpanReport, report_of
-from proxies.otlp.span import Moment, OtlpSpan
+from proxies.otlp.wire import Moment, OtlpSpan
 
 CALL = "0660c8826eac761e0df95efd"
 

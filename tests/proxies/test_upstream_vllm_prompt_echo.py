@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harnessgym.errors import UpstreamError
-from proxies.upstreams.prompt_echo import PromptEcho
+from proxies.upstreams.vllm import PromptEcho
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=20)
 COMPACT, SPACED = (",", ":"), (", ", ": ")
