@@ -20,6 +20,8 @@ from trainers.weights.settings import AgentSettings
 
 log = logging.getLogger(__name__)
 
+_ALIVE = {"vllm": "/health", "sglang": "/model_info"}
+"""Paths that engines answer while they load weights. SGLang's `/health` waits for a token."""
 _INSTALLERS: dict[str, Callable[[EngineApi, str, Path], Installer]] = {
     "vllm": VllmInstaller,
     "sglang": SglangInstaller,
@@ -51,7 +53,10 @@ async def follow(settings: OutsideSettings) -> None:
     loop = asyncio.get_running_loop()
     heartbeat.follow(loop)
     async with EngineApi(
-        settings.engine_url.rstrip("/"), timeout_s=settings.install_s, quick_s=settings.answer_s
+        settings.engine_url.rstrip("/"),
+        timeout_s=settings.install_s,
+        quick_s=settings.answer_s,
+        alive=_ALIVE[settings.engine],
     ) as api:
         engine = _INSTALLERS[settings.engine](api, settings.policy_id, settings.scratch / settings.worker_id)
         following = asyncio.create_task(

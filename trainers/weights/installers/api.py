@@ -1,5 +1,6 @@
 """Requests to an outside engine's HTTP API."""
 
+import asyncio
 import math
 from typing import Any
 
@@ -23,10 +24,14 @@ class EngineApi(Closing):
     ```
     """
 
-    def __init__(self, address: str, *, timeout_s: float, quick_s: float = QUICK_S) -> None:
+    def __init__(
+        self, address: str, *, timeout_s: float, quick_s: float = QUICK_S, alive: str = "/health"
+    ) -> None:
+        """`alive` is a path that the engine answers at once, also while it loads weights."""
         self.address = address
         self.quick_s = quick_s
         self._timeout_s = timeout_s
+        self._alive = alive
         self._http = httpx.AsyncClient(base_url=address, trust_env=False)
 
     async def ask(
@@ -47,13 +52,15 @@ class EngineApi(Closing):
         is going away, `UpstreamSilent` when it accepts the request and does not answer, `UpstreamError` when
         it refuses.
         """
-        timeout = httpx.Timeout(min(timeout_s or math.inf, self._timeout_s), connect=_CONNECT_S)
+        limit_s = min(timeout_s or math.inf, self._timeout_s)
+        timeout = httpx.Timeout(limit_s, connect=_CONNECT_S)
+        request = self._http.build_request(method, path, json=body, params=params, timeout=timeout)
         try:
-            response = await self._http.request(method, path, json=body, params=params, timeout=timeout)
+            response = await (self._http.send(request) if limit_s <= self.quick_s else self._watched(request))
         except httpx.ReadTimeout as error:
             raise UpstreamSilent(
                 f"The engine at {self.address} accepted {method} {path} and has sent nothing for "
-                f"{timeout.read:g} s. Is it stopped or stuck?"
+                f"{limit_s:g} s. Is it stopped or stuck?"
             ) from error
         except httpx.HTTPError as error:
             raise UpstreamLost(
@@ -74,6 +81,32 @@ class EngineApi(Closing):
                 f"The engine refused {method} {path} with status {response.status_code}: {text}"
             )
         return answer if isinstance(answer, dict) else {}
+
+    async def _watched(self, request: httpx.Request) -> httpx.Response:
+        """The answer to a request that may take minutes. Meanwhile the engine is asked whether it is there.
+
+        Without these questions an engine that is stopped while it loads weights would hold an update lease until
+        the longest limit is over, and the run would wait for it.
+        """
+        answering = asyncio.create_task(self._http.send(request))
+        try:
+            while not (await asyncio.wait({answering}, timeout=self.quick_s))[0]:
+                try:
+                    await self._http.get(self._alive, timeout=self.quick_s)
+                except httpx.ReadTimeout:
+                    if not answering.done():
+                        raise UpstreamSilent(
+                            f"The engine at {self.address} has answered neither {request.method} "
+                            f"{request.url.path} nor GET {self._alive}, asked {self.quick_s:g} s ago. Is it "
+                            "stopped or stuck?"
+                        ) from None
+                except httpx.HTTPError:  # the request itself will fail
+                    pass
+        finally:
+            if not answering.done():
+                answering.cancel()
+                await asyncio.wait({answering})
+        return answering.result()
 
     async def aclose(self) -> None:
         """Close connections."""

@@ -1,6 +1,8 @@
 """How long an engine may take for what: loading weights is slow, questions and switches are not."""
 
 import asyncio
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -58,3 +60,31 @@ def test_an_engine_that_hangs_is_noticed_long_before_weights_would_be_loaded(add
             return api.limits
 
     assert asyncio.run(work()) == [QUICK_S] * 3
+
+
+def test_an_engine_that_works_long_is_waited_for_as_long_as_it_answers_questions(address):
+    async def work():
+        async with EngineApi(address, timeout_s=600, quick_s=0.3) as api:
+            return await api.ask("POST", "/slow")
+
+    assert asyncio.run(work())["weight_version"] == "default"
+
+
+def test_an_engine_that_is_stopped_while_it_loads_weights_is_noticed_long_before_the_longest_limit():
+    program = "import socket, time\ns = socket.create_server(('127.0.0.1', 0))\nprint(s.getsockname()[1], flush=True)\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{program}time.sleep(600)"], stdout=subprocess.PIPE
+    ) as process:
+        address = f"http://127.0.0.1:{int(process.stdout.readline())}"
+
+        async def work():
+            async with EngineApi(address, timeout_s=600, quick_s=0.5) as api:
+                await api.ask("POST", "/load")
+
+        began = time.monotonic()
+        with pytest.raises(
+            UpstreamSilent, match="answered neither POST /load nor GET /health, asked 0.5 s ago"
+        ):
+            asyncio.run(work())
+        assert time.monotonic() - began < 30
+        process.kill()
