@@ -83,7 +83,7 @@ def test_an_engine_that_is_stopped_while_it_loads_weights_is_noticed_long_before
 
         began = time.monotonic()
         with pytest.raises(
-            UpstreamSilent, match="answered neither POST /load nor GET /health, asked 0.5 s ago"
+            UpstreamSilent, match=r"answered neither POST /load nor GET /health, asked 0\.5 s ago"
         ):
             asyncio.run(work())
         assert time.monotonic() - began < 30
