@@ -1,9 +1,8 @@
-"""What is known of each advantage, loss and correction: its formula, where that comes from, what it is tested
-against.
+"""A record of each advantage, loss and correction: its formula, the formula's source, and the test reference.
 
-Each stands beside its function, as a constant of the module: `GRPO = Algorithm("advantage", "grpo", ...)`.
-Together they make up docs/algorithms.md, which `python -m tests.suites.algorithms.report` writes with the
-differences that it measures.
+Each is a constant beside its function: `GRPO = AlgorithmRow("advantage", "grpo", ...)`. Together they make up
+docs/algorithms.md, which `python -m tests.suites.algorithms.report` writes with the differences that it
+measures.
 """
 
 import importlib
@@ -13,9 +12,8 @@ from typing import Literal
 
 Kind = Literal["advantage", "loss", "correction"]
 Evidence = Literal["source", "paper", "third party", "abstract", "memory"]
-"""Where the formula was read: in its authors' code (or that of a library that has it), in the paper, in
-somebody's account of the paper, in the paper's abstract alone, or nowhere: it was written down from
-memory."""
+"""Where the formula was read: in code of the authors or a library, in the paper, in a third party's account
+of the paper, in its abstract, or nowhere (it was written from memory)."""
 
 _HOMES = ("trainers.advantages", "trainers.losses", "trainers.corrections")
 
@@ -26,22 +24,22 @@ class AlgorithmRow:
 
     kind: Kind
     name: str
-    """As it is named in a run file, if it can be chosen there."""
+    """The name in a run file, if it can be chosen there."""
     formula: str
-    """On one line, in plain text."""
+    """One line of plain text."""
     source: str
     """Paper or repository."""
     evidence: Evidence
     reference: str
-    """What it is compared with: another package's code, or a transcription of the formula by other means."""
+    """What it is compared with: another package's code, or an independent transcription of the formula."""
     mean: str = ""
-    """Of a loss: the `normalisation` that it was compared with."""
+    """For a loss: the `normalisation` with which it was compared."""
     left_out: str = ""
-    """What its source has besides, and the name alone does not give."""
+    """Parts of its source that this name does not include."""
 
 
 def algorithms() -> list[AlgorithmRow]:
-    """All that there are, by kind and name. Raises `ValueError` if two share both."""
+    """All algorithms, sorted by kind and name. Raises `ValueError` if two share both."""
     found: dict[tuple[str, str], AlgorithmRow] = {}
     for home in _HOMES:
         package = importlib.import_module(home)

@@ -1,8 +1,8 @@
 """A training batch: complete groups from the store, as rows with advantages.
 
 With `filter.steps_kept` below 1 only a group's high-entropy turns are trained (DART; known from third-party
-notes). The entropy of a turn is estimated as the mean of -log mu over the tokens that the policy sampled in it.
-Tokens of the other turns get an advantage of zero: they have no gradient, and no denominator changes.
+notes). The entropy of a turn is estimated as the mean of -log mu over the tokens that the policy sampled in
+it. Tokens of the other turns get an advantage of zero: they have no gradient, and no denominator changes.
 """
 
 from collections import Counter
@@ -111,7 +111,9 @@ class LoadedGroup:
 
     @property
     def signal(self) -> bool:
-        """Whether its rewards differ. Some estimators find a signal in equal rewards, too: see `gives_signal`."""
+        """Whether its rewards differ. Some estimators find a signal in equal rewards, too: see
+        `gives_signal`.
+        """
         return len(set(self.rewards.tolist())) > 1
 
     def staleness(self, version: int, chain: VersionChain) -> int:
@@ -205,10 +207,10 @@ def group_part(
 ) -> GroupPart:
     """A group's part in a step from `version`, with these advantages.
 
-    If they are zero for all tokens, the group's rows are left out of the step and its means (as in DAPO, arXiv
-    2503.14476), and so are those of a dropped rollout. The ledger counts both as trained with advantage zero.
-    With `steps_kept` below 1 the low-entropy turns of a group with a signal have advantage zero, too, but count
-    in every mean. Raises `TrainerError` for advantages that are not finite.
+    If they are zero for all tokens, the group's rows are left out of the step and its means (as in DAPO,
+    arXiv 2503.14476), and so are those of a dropped rollout. The ledger counts both as trained with advantage
+    zero. With `steps_kept` below 1 the low-entropy turns of a group with a signal have advantage zero, too,
+    but count in every mean. Raises `TrainerError` for advantages that are not finite.
     """
     signal = _has_signal(group, advantages)
     if signal and steps_kept < 1:
@@ -345,8 +347,8 @@ def kept_turns(rows: Sequence[Row], share: float) -> list[FloatArray]:
 
 
 def shuffled(groups: "Sequence[LoadedGroup]", random: np.random.Generator) -> "list[LoadedGroup]":
-    """The groups with their rewards permuted over all rollouts, the channels of a rollout together; the rewards
-    of calls and of agents are permuted likewise.
+    """The groups with their rewards permuted over all rollouts, the channels of a rollout together; the
+    rewards of calls and of agents are permuted likewise.
 
     This is the control experiment: the rewards are the same and carry no information about the rollouts.
     """

@@ -1,13 +1,13 @@
 """Collects a batch: which complete groups the next step takes and which it gives up, by the run's settings.
 
 `harnessgym.scheduling.consumption.choose` decides; the collectors give it the groups of the store and write
-the groups that are given up there at once, in one transaction each. A trainer that is killed while it collects
-starts again and arrives at the same batch.
+the groups that are given up there at once, in one transaction each. A trainer that is killed while it
+collects starts again and arrives at the same batch.
 
-If a run trains several policies, `SharedBatchCollector` makes the trainers of all of them take the same groups
-in the same order. The first trainer to choose settles a step's groups in the store, and the others read them
-there; so a trainer that is killed or lags behind takes what the others took. Each trains the tokens that its
-own policy sampled. A group is too stale for all as soon as it is too stale for one.
+If a run trains several policies, `SharedBatchCollector` makes the trainers of all of them take the same
+groups in the same order. The first trainer to choose settles a step's groups in the store, and the others
+read them there; so a trainer that is killed or lags behind takes what the others took. Each trains the tokens
+that its own policy sampled. A group is too stale for all as soon as it is too stale for one.
 """
 
 import time
@@ -40,7 +40,9 @@ _POLL_S = 0.05
 
 
 class BatchCollector:
-    """Takes the groups of a run from the store. Groups that were read but not taken are kept for later batches."""
+    """Takes the groups of a run from the store. Groups that were read but not taken are kept for later
+    batches.
+    """
 
     def __init__(
         self,
@@ -79,8 +81,8 @@ class BatchCollector:
         certain to be in it.
 
         `busy` are groups of steps that the store may not know yet. `looking` is called before each query of
-        the store; an exception from it ends the waiting. `trained` are groups that may be trained again; those
-        that are chosen come first. `joined` may replace each group before it enters the batch
+        the store; an exception from it ends the waiting. `trained` are groups that may be trained again;
+        those that are chosen come first. `joined` may replace each group before it enters the batch
         (`trainers.replay.SuccessPool`).
         """
         self._open_ages = {}
@@ -309,7 +311,9 @@ class SharedBatchCollector:
         return True
 
     def _age(self, item: BacklogGroup) -> int:
-        """Staleness of a group's oldest token of any policy. For a running group it is queried once a step."""
+        """Staleness of a group's oldest token of any policy. For a running group it is queried once a
+        step.
+        """
         if item.complete:
             return max(self._ages(item.id).values(), default=0)
         if (
@@ -367,7 +371,9 @@ class SharedBatchCollector:
         return self._read[group_id]
 
     def _depth(self, policy_id: str, version: int) -> int:
-        """Steps that led to a version of any policy. The policy's chain is read again for an unknown version."""
+        """Steps that led to a version of any policy. The policy's chain is read again for an unknown
+        version.
+        """
         chain = self._chains.get(policy_id)
         if chain is None or version not in chain:
             chain = VersionChain(self.store.read(lambda conn: policies.versions(conn, policy_id)))

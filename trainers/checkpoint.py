@@ -4,9 +4,9 @@ A checkpoint holds the weights, optimizer and random state after a step, and the
 It is written before the version is published, so every published version can be reproduced; a trainer that
 resumes first replays the record. The store alone knows which groups are next and which were given up.
 
-`CheckpointWriter` writes lazily: it copies the state, and a thread writes and publishes it while the next step
-is computed. A step changes weights and optimizer in place, so the thread needs copies, and the next ones are
-made only after it has finished. At most one checkpoint is in flight, so a kill costs at most one step.
+`CheckpointWriter` writes lazily: it copies the state, and a thread writes and publishes it while the next
+step is computed. A step changes weights and optimizer in place, so the thread needs copies, and the next ones
+are made only after it has finished. At most one checkpoint is in flight, so a kill costs at most one step.
 """
 
 import copy
@@ -182,8 +182,8 @@ class CheckpointWriter:
 
 
 def staged(value: Any, into: Any = None) -> Any:
-    """A copy of nested dicts, lists and tensors. It reuses the tensors of `into`, an earlier copy, where shape
-    and dtype agree.
+    """A copy of nested dicts, lists and tensors. It reuses the tensors of `into`, an earlier copy, where
+    shape and dtype agree.
     """
     if isinstance(value, torch.Tensor):
         if isinstance(into, torch.Tensor) and (into.shape, into.dtype) == (value.shape, value.dtype):

@@ -3,9 +3,9 @@
 The loss depends on the policy only through the logprobs of trained tokens, so its gradient has two parts. The
 first is with respect to the logprobs and needs all tokens that depend on each other together. The second goes
 from the logprobs through the policy and can be computed in pieces. If a loss or a correction needs whole
-rollouts, a rollout's rows are in one process and, if they fit, in one micro-batch. A rollout that is too large
-for one is first scored without gradient, which gives the first part, and then passed again in pieces. This
-costs one more forward pass and gives the same gradient.
+rollouts, a rollout's rows are in one process and, if they fit, in one micro-batch. A rollout that is too
+large for one is first scored without gradient, which gives the first part, and then passed again in pieces.
+This costs one more forward pass and gives the same gradient.
 """
 
 from collections.abc import Callable, Sequence
@@ -100,8 +100,8 @@ def per_token(
 ) -> list[FloatArray]:
     """A number for each token of each row, float32 [T] per row, in every process; 0 for a row's first token.
 
-    `compute` takes the ids and masks of some rows and returns the numbers of the tokens with mask 1, row after
-    row; `idle` takes part in a pass of the other processes.
+    `compute` takes the ids and masks of some rows and returns the numbers of the tokens with mask 1, row
+    after row; `idle` takes part in a pass of the other processes.
     """
     parts = world.parts([len(row.ids) for row in rows])
     plans = [micro_batches([[rows[index].ids] for index in part], max_tokens) for part in parts]
@@ -182,7 +182,9 @@ def _group(items: list[Item], limit: int) -> _Group:
 def _score_large(
     policy: Policy, plans: Sequence[_Plan], settings: UpdateSettings, world: World
 ) -> list[Tensor | None]:
-    """The logprobs, float [N], of each group of this process that must be scored first; None for the others."""
+    """The logprobs, float [N], of each group of this process that must be scored first; None for the
+    others.
+    """
     mine = plans[world.rank]
     scored: list[Tensor | None] = []
     for group in mine.groups:

@@ -4,7 +4,8 @@ Take the next complete groups, compute each rollout's advantages within its grou
 run's loss and corrections. The step becomes a checkpoint, and its weights a new policy version
 (`trainers.learner`). Rollouts continue in the meantime under older versions; η limits their age.
 
-The policy may be sharded over several processes (`trainers.trained_policy`); this is the code of their leader.
+The policy may be sharded over several processes (`trainers.trained_policy`); this is the code of their
+leader.
 
 Left out: a KL penalty to a reference policy, several steps per batch.
 """

@@ -1,8 +1,8 @@
 """The training loop of one policy in a run, shared by all algorithms.
 
 The `Learner` resumes from the newest checkpoint, collects batches, and turns each step into a checkpoint, a
-published version, a ledger entry and a line of metrics. The algorithm (`trainers.grpo`, `trainers.ppo`) trains
-on the batch. Checkpoint and publication of a step may overlap with the next step.
+published version, a ledger entry and a line of metrics. The algorithm (`trainers.grpo`, `trainers.ppo`)
+trains on the batch. Checkpoint and publication of a step may overlap with the next step.
 """
 
 import json
@@ -49,8 +49,8 @@ class LengthBias:
     """Mean sampled tokens of a run's trained rollouts, over the mean of all that have ended, given up or not.
 
     A trainer that takes the first complete groups takes short ones. Rollouts that still run count in neither
-    mean and tend to be long, so the bias of a step is fully visible only a few steps later. Groups that can no
-    longer change are summed once.
+    mean and tend to be long, so the bias of a step is fully visible only a few steps later. Groups that can
+    no longer change are summed once.
     """
 
     def __init__(self, store: TraceStore, run_id: str) -> None:
@@ -144,8 +144,8 @@ class Learner:
         self.step = self.version = 0
         shared = SharedBatchCollector(store, run.id, self.policy_id, config) if config.policies else None
         self.collector = shared or BatchCollector(store, run.id, config, algorithm.has_signal)
-        # With several policies each trainer decides for itself what it trains, so a ratio over the run's groups
-        # would mean nothing.
+        # With several policies each trainer decides for itself what it trains, so a ratio over the run's
+        # groups would mean nothing.
         self.length_bias = None if config.policies else LengthBias(store, run.id)
         self.writer = CheckpointWriter(self._commit, lazy=config.trainer.checkpoints == "lazy")
         self._last: StepRecord | None = None

@@ -1,8 +1,8 @@
 """LoRA (arXiv 2106.09685) with peft: only adapters on the policy's linear layers are trained.
 
-Published versions have full weights, W + alpha / rank · B A, merged in float32 into copies. So engines and other
-tools see an ordinary model, and the base weights under the adapters never change. A checkpoint has the adapters
-and a digest of their base weights.
+Published versions have full weights, W + alpha / rank · B A, merged in float32 into copies. So engines and
+other tools see an ordinary model, and the base weights under the adapters never change. A checkpoint has the
+adapters and a digest of their base weights.
 
 peft takes seconds to import, so it is imported only when adapters are trained.
 """
@@ -25,7 +25,9 @@ _A, _B, _BASE = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer
 
 
 class SeparateProjections(nn.Module):
-    """One fused projection as several modules, side by side: equal up to rounding. Each can have an adapter."""
+    """One fused projection as several modules, side by side: equal up to rounding. Each can have an
+    adapter.
+    """
 
     def __init__(self, fused: nn.Linear, rows: Mapping[str, int]) -> None:
         """`rows` maps each projection's name to its number of outputs, in order. Weights are copied."""
@@ -65,8 +67,8 @@ class Lora:
         return merged
 
     def state(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The state for a checkpoint: copies of the adapters among a policy's tensors, their settings, and the
-        digest of their base.
+        """The state for a checkpoint: copies of the adapters among a policy's tensors, their settings, and
+        the digest of their base.
         """
         own = {
             name: tensor.detach().to("cpu", copy=True)
@@ -76,14 +78,15 @@ class Lora:
         return {"settings": self._shape(), "base": self.base, "tensors": own}
 
     def tensors_of(self, state: Mapping[str, Any] | None) -> dict[str, Tensor]:
-        """The adapters of a checkpoint. Raises `TrainerError` if there are none, or if they have other settings
-        or another base.
+        """The adapters of a checkpoint. Raises `TrainerError` if there are none, or if they have other
+        settings or another base.
         """
         if state is None:
             raise TrainerError(
                 "The run trains adapters (trainer.lora), and there are none to resume from: its newest "
-                "checkpoint has full weights or is missing, and published weights do not contain the adapters. "
-                "Restore the checkpoint, or begin a new run from a version (`harnessgym weights export`)."
+                "checkpoint has full weights or is missing, and published weights do not contain the "
+                "adapters. Restore the checkpoint, or begin a new run from a version (`harnessgym weights "
+                "export`)."
             )
         if differences := _differences(state["settings"], self._shape()):
             raise TrainerError(
@@ -107,8 +110,8 @@ class Lora:
 
 
 def adapt(policy: Policy, settings: LoraSection, seed: int) -> None:
-    """Add adapters to a policy that is not sharded, and freeze everything else. They do not change it yet: B is
-    zero.
+    """Add adapters to a policy that is not sharded, and freeze everything else. They do not change it yet: B
+    is zero.
     """
     from peft import LoraConfig, inject_adapter_in_model
 

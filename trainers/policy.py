@@ -86,8 +86,8 @@ class PolicyConfig:
             ]
             if any(each != ours for each in values_given):
                 raise PolicyError(
-                    f"{where}: {name} = {values_given[-1]!r} is not supported, only {ours!r}; serve this model "
-                    "with vLLM."
+                    f"{where}: {name} = {values_given[-1]!r} is not supported, only {ours!r}; serve this "
+                    "model with vLLM."
                 )
         if raw.get("quantization_config"):
             raise PolicyError(f"{where}: quantised weights are not supported; use the original weights.")
@@ -229,9 +229,9 @@ class Policy(nn.Module):
         super().__init__()
         self.config = config
         self.products: torch.dtype = torch.float32
-        """Precision of the matrix products in `forward` and `logprobs`; autocast is used unless it is float32.
-        Weights, norms, the residual stream and the softmax stay float32, which is closer to the float32 policy
-        than casting everything."""
+        """Precision of the matrix products in `forward` and `logprobs`; autocast is used unless it is
+        float32. Weights, norms, the residual stream and the softmax stay float32, which is closer to the
+        float32 policy than casting everything."""
         self.lora: Lora | None = None
         """Its adapters, if there are any; see `trainers.lora`."""
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -266,7 +266,8 @@ class Policy(nn.Module):
     def logprobs(
         self, packed: Packed, before_M: Tensor, targets_M: Tensor, temperature: float = 1.0
     ) -> Tensor:
-        """Logprobs at `temperature` of the tokens of `Packed.trained`, [M]: float32, or float64 if the policy is.
+        """Logprobs at `temperature` of the tokens of `Packed.trained`, [M]: float32, or float64 if the policy
+        is.
 
         Logits are computed for these tokens only. If they would take much memory they are not kept, and the
         backward pass computes them again.

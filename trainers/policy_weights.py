@@ -1,7 +1,7 @@
 """Reads and writes a policy's weights under their Hugging Face names.
 
-The policy fuses the projections of queries, keys and values, and those of gate and up; the names here are those
-of the separate tensors.
+The policy fuses the projections of queries, keys and values, and those of gate and up; the names here are
+those of the separate tensors.
 """
 
 import json
@@ -54,7 +54,8 @@ def save_policy(policy: Policy, folder: Path) -> None:
 
 
 def published_weights(policy: Policy, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Copies of all weights under their Hugging Face names, as policy versions store them. Adapters are merged.
+    """Copies of all weights under their Hugging Face names, as policy versions store them. Adapters are
+    merged.
 
     `state` replaces `policy.state_dict()` if the policy is sharded and has only parts of the tensors.
     """

@@ -1,15 +1,16 @@
 """Asynchronous PPO (arXiv 1707.06347) with a critic, in plain torch, top to bottom.
 
-Take the next complete groups, let the critic value every token, compute advantages by GAE, step the policy with
-the run's loss and corrections, and step the critic towards the returns. The step becomes a checkpoint, and the
-policy's weights a new version (`trainers.learner`). The ratio's old policy is the one that sampled: its
-recorded logprobs are used, and computed again only with proximal = "recompute", for AReaL's decoupled PPO. The
-rollouts of a group are not compared: no group is left out, and one rollout per group is enough.
+Take the next complete groups, let the critic value every token, compute advantages by GAE, step the policy
+with the run's loss and corrections, and step the critic towards the returns. The step becomes a checkpoint,
+and the policy's weights a new version (`trainers.learner`). The ratio's old policy is the one that sampled:
+its recorded logprobs are used, and computed again only with proximal = "recompute", for AReaL's decoupled
+PPO. The rollouts of a group are not compared: no group is left out, and one rollout per group is enough.
 
-The policy and its critic may be sharded over several processes (`trainers.trained_policy`); this is the code of
-their leader. The critic is in the checkpoint and is never published.
+The policy and its critic may be sharded over several processes (`trainers.trained_policy`); this is the code
+of their leader. The critic is in the checkpoint and is never published.
 
-Left out: a KL penalty to a reference policy, a trunk shared by policy and critic (see `trainers.value_function`).
+Left out: a KL penalty to a reference policy, a trunk shared by policy and critic (see
+`trainers.value_function`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence

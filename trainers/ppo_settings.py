@@ -1,4 +1,4 @@
-"""Settings of PPO, `[trainer.ppo]`: whoever only checks a configuration needs no torch."""
+"""Settings of PPO, `[trainer.ppo]`. Checking a configuration does not need torch."""
 
 from pydantic import Field
 
@@ -14,41 +14,39 @@ class CriticSettings(Config):
     lr: float = Field(1e-3, gt=0)
     """Its learning rate; fits the shipped policy. Critics of pretrained models want about 1e-5."""
     clip: float = Field(0.5, ge=0)
-    """How far a value may move from what it was when the batch was valued, before its loss stops to pull;
-    0: any far. Only several updates per batch get there."""
+    """How far a value may move from its value before the first update on the batch until its gradient stops;
+    0: without limit. Only matters with several updates per batch."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients longer than this are scaled down to it."""
     warmup: int = Field(0, ge=0)
-    """First steps of the run in which the critic learns alone: they make versions with equal weights."""
+    """Number of steps at the start of the run in which only the critic learns; they make versions with equal
+    weights."""
 
 
 class PpoSettings(Config):
-    """Advantages, and what a batch is trained on how often."""
+    """Advantages, and the updates on a batch."""
 
     gamma: float = Field(1.0, gt=0, le=1)
-    """Discount of a reward per token that was sampled before it."""
+    """Discount of a reward per sampled token before it."""
     lam: float = Field(0.95, ge=0, le=1)
-    """GAE's λ: 1 takes returns as they were (no bias), 0 trusts the critic after one token (least
-    variance)."""
+    """GAE's λ: 1 uses the returns (no bias), 0 trusts the critic after one token (least variance)."""
     channel: str = "reward"
-    """Rewards of calls that count, besides the rollout's."""
+    """Channel of the calls' rewards, which count besides the rollout's."""
     whiten: bool = True
-    """Whether advantages are made to have mean 0 and standard deviation 1 over the tokens of the batch."""
+    """Whether advantages are scaled to mean 0 and standard deviation 1 over the tokens of the batch."""
     epochs: int = Field(1, gt=0)
-    """How often each batch is gone through. In the ledger it is trained once."""
+    """Passes over each batch. The ledger counts it as trained once."""
     mini_batches: int = Field(1, gt=0)
-    """Parts of a batch, by rollouts drawn anew in each epoch; each is an optimizer step of the policy and
-    of the critic."""
+    """Parts into which the rollouts of a batch are split, at random in each epoch; each part is an optimizer
+    step of the policy and of the critic."""
     critic: CriticSettings = CriticSettings()
     """The value function."""
 
 
 def ppo_settings_of(config: RunConfig, where: str = "[trainer.update]") -> PpoSettings:
-    """PPO as a run asks for it. Raises `ConfigError` for what does not go with it, or with its update,
-    with the reason.
-    """
+    """The PPO settings of a run. Raises `ConfigError` if other settings do not fit, with the reason."""
     trainer = config.trainer
-    found = validate(PpoSettings, dict(trainer.ppo), "[trainer.ppo]")
+    settings = validate(PpoSettings, dict(trainer.ppo), "[trainer.ppo]")
     if trainer.advantage != "grpo" or trainer.advantage_settings:
         raise ConfigError(
             "algorithm = 'ppo' has its advantages by GAE from its critic, and trainer.advantage = "
@@ -75,13 +73,13 @@ def ppo_settings_of(config: RunConfig, where: str = "[trainer.update]") -> PpoSe
             "trainer.update.baseline chooses what is subtracted from rewards, and PPO subtracts what its "
             "critic expects: leave one of them out."
         )
-    if found.critic.warmup >= trainer.steps:
+    if settings.critic.warmup >= trainer.steps:
         raise ConfigError(
-            f"[trainer.ppo]: with critic.warmup = {found.critic.warmup} the critic learns alone to the end "
-            f"of the run, whose trainer.steps are {trainer.steps}: lower it, or raise trainer.steps."
+            f"[trainer.ppo]: with critic.warmup = {settings.critic.warmup} the critic learns alone to the "
+            f"end of the run, whose trainer.steps are {trainer.steps}: lower it, or raise trainer.steps."
         )
     proximal = settings_of(config, where).proximal
-    several = found.epochs * found.mini_batches > 1
+    several = settings.epochs * settings.mini_batches > 1
     if proximal == "recompute" and not several:
         raise ConfigError(
             "[trainer.ppo]: with one update on a batch proximal = 'recompute' is 'current': name that, or "
@@ -94,4 +92,4 @@ def ppo_settings_of(config: RunConfig, where: str = "[trainer.update]") -> PpoSe
             f"to that policy, and proximal = {name!r} moves along with each of them: set "
             "trainer.update.proximal = 'behaviour', 'recompute' or 'snapshot'."
         )
-    return found
+    return settings

@@ -1,7 +1,7 @@
 """Training again on what was trained before: whole groups, and past successes for groups that failed.
 
-`SuccessPool` is DART's: a group in which every rollout failed is trained together with one past success of its
-task. The success counts as a member of the group when advantages are estimated. A group that has a signal
+`SuccessPool` is DART's: a group in which every rollout failed is trained together with one past success of
+its task. The success counts as a member of the group when advantages are estimated. A group that has a signal
 without it gets none.
 
 The success keeps the logprobs and versions that it was sampled with, so η and every correction apply to it as
@@ -86,8 +86,8 @@ class SuccessPool:
         """Ids of this step's groups, and of the successes that were added to them."""
 
     def join(self, group: LoadedGroup) -> LoadedGroup:
-        """A group of this step, with a success added if it failed and there is one. Call this for every group,
-        in order.
+        """A group of this step, with a success added if it failed and there is one. Call this for every
+        group, in order.
         """
         self._here.add(group.group.id)
         if (

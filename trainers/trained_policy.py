@@ -1,7 +1,7 @@
 """The policy under training with its optimizer: whole in one process, or in shards over several.
 
-Every process has a `TrainedPolicy`. The followers wait in `follow` for the names and arguments of the leader's
-calls and repeat them. So an algorithm reads the same for any number of processes.
+Every process has a `TrainedPolicy`. The followers wait in `follow` for the names and arguments of the
+leader's calls and repeat them. So an algorithm reads the same for any number of processes.
 """
 
 from collections.abc import Sequence
@@ -97,7 +97,9 @@ class TrainedPolicy:
         return self.settings.proximal == "loglinear"
 
     def recomputed(self, rows: Sequence[Row]) -> list[FloatArray]:
-        """Logprobs of all tokens under the current weights, for later calls of `update`; float32 [T] per row."""
+        """Logprobs of all tokens under the current weights, for later calls of `update`; float32 [T] per
+        row.
+        """
         self.world.lead("recomputed", rows)
         return score_all(
             self.policy, rows, self.settings.temperature, self.settings.micro_batch_tokens, self.world
@@ -110,8 +112,8 @@ class TrainedPolicy:
         ages: Sequence[IdArray] | None = None,
         proximal: Sequence[FloatArray] | None = None,
     ) -> UpdateMetrics:
-        """Take one optimizer step on a batch; see `policy_update`. `proximal` is the result of `recomputed`, if
-        that is used.
+        """Take one optimizer step on a batch; see `policy_update`. `proximal` is the result of `recomputed`,
+        if that is used.
         """
         self.world.lead("update", rows, advantages, ages, proximal)
         if self._proximal is not None:
@@ -178,8 +180,8 @@ class TrainedPolicy:
         return None if self.value_function is None else self.value_function.state()
 
     def state(self) -> State:
-        """The state for a checkpoint. Weights are copies in main memory; the next step may change the optimizer's
-        state in place.
+        """The state for a checkpoint. Weights are copies in main memory; the next step may change the
+        optimizer's state in place.
         """
         self.world.lead("state")
         randoms = tuple(self.world.all_gather(RandomState.here()))
@@ -193,7 +195,9 @@ class TrainedPolicy:
         return published_weights(self.policy, weights), optimizer, randoms
 
     def adapter_state(self) -> dict[str, Any] | None:
-        """The adapters' state, which a checkpoint has instead of weights, as copies; None without adapters."""
+        """The adapters' state, which a checkpoint has instead of weights, as copies; None without
+        adapters.
+        """
         self.world.lead("adapter_state")
         if self.policy.lora is None:
             return None
@@ -258,7 +262,7 @@ class TrainedPolicy:
             return self.policy.lora.tensors_of(state)
         if state is not None:
             raise TrainerError(
-                f"The checkpoint has adapters ({state['settings']}) and trainer.lora is off: resume with these "
-                "settings, or begin a new run from a version (`harnessgym weights export`)."
+                f"The checkpoint has adapters ({state['settings']}) and trainer.lora is off: resume with "
+                "these settings, or begin a new run from a version (`harnessgym weights export`)."
             )
         return {}

@@ -3,8 +3,8 @@
 Each trained token has a loss against a proximal policy, weighted by corrections for off-policy tokens; both
 are named in `UpdateSettings`. The default is the clipped surrogate. Equal inputs give equal bits.
 
-In a `World` of several processes, each process calls the same functions with the same rows, computes its part,
-and gets the metrics of the whole batch.
+In a `World` of several processes, each process calls the same functions with the same rows, computes its
+part, and gets the metrics of the whole batch.
 """
 
 from collections.abc import Sequence
@@ -86,8 +86,8 @@ def policy_update(
     """Take one optimizer step on `rows`, with one advantage per row (a number, or float [T]).
 
     `proximal` has the proximal policy's logprobs, [T] per row. It is required if the pass itself does not
-    compute `settings.proximal`, and replaces it otherwise. `ages` is the staleness of each token, [T] per row,
-    which "loglinear" needs. Raises `TrainerError` for lengths that do not match, a batch without trained
+    compute `settings.proximal`, and replaces it otherwise. `ages` is the staleness of each token, [T] per
+    row, which "loglinear" needs. Raises `TrainerError` for lengths that do not match, a batch without trained
     tokens, or a gradient that is not finite (the weights are then unchanged).
     """
     batch = _checked(rows, advantages, settings, proximal, ages)
@@ -100,8 +100,8 @@ def policy_update(
 class GradientAccumulation:
     """One optimizer step whose batch arrives in parts; equal to `policy_update` on the whole, up to rounding.
 
-    The summed gradients are divided by the batch's denominator once it is known. Equal parts in an equal order
-    give equal bits, whenever they arrive. Nothing else may touch the gradients before `step`.
+    The summed gradients are divided by the batch's denominator once it is known. Equal parts in an equal
+    order give equal bits, whenever they arrive. Nothing else may touch the gradients before `step`.
     """
 
     def __init__(
@@ -141,7 +141,9 @@ class GradientAccumulation:
         self._denominator += denominator(rows, self.settings.normalisation)
 
     def step(self) -> UpdateMetrics:
-        """Take the step. Raises `TrainerError` if no trained token was added or the gradient is not finite."""
+        """Take the step. Raises `TrainerError` if no trained token was added or the gradient is not
+        finite.
+        """
         if not self._stats:
             raise TrainerError("The batch has no trained token: there is no step to take.")
         rollouts = len(self._rollouts)
@@ -258,7 +260,9 @@ def _step(
     rollouts: int,
     whole: int | None = None,
 ) -> UpdateMetrics:
-    """Step along the accumulated gradients divided by `whole`. Raises `TrainerError` if they are not finite."""
+    """Step along the accumulated gradients divided by `whole`. Raises `TrainerError` if they are not
+    finite.
+    """
     if baseline is not None:
         baseline.apply()
     if whole is not None:

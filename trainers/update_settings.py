@@ -1,4 +1,4 @@
-"""Settings of one optimizer step, apart from the step itself: whoever only checks a configuration needs no
+"""Settings of one optimizer step and of the proximal policies. Checking a configuration does not need
 torch.
 """
 
@@ -41,7 +41,7 @@ P = TypeVar("P", bound=NamedPart)
 
 
 class EssRule(Config):
-    """The learning rate falls with the effective sample size of the rollouts' importance weights (VCPO)."""
+    """Reduces the learning rate with the effective sample size of the rollouts' importance weights (VCPO)."""
 
     name: Literal["ess"] = "ess"
     target: float = Field(1.0, gt=0, le=1)
@@ -95,7 +95,7 @@ class UpdateSettings(BaseModel):
 
     @property
     def whole_rollouts(self) -> bool:
-        """Whether all rows of a rollout must be seen together."""
+        """Whether all rows of a rollout are needed together."""
         return any(part.whole_rollouts for part in (self.loss, *self.weights))
 
     @field_validator("loss", mode="before")
@@ -126,8 +126,8 @@ class UpdateSettings(BaseModel):
     @field_validator("proximal", "lr_rule", mode="before")
     @classmethod
     def _by_name(cls, given: Any) -> Any:
-        """A name that has settings stands for the table of its defaults, and a table of no more than a
-        name for the name.
+        """Replace a name that has settings by a table with its defaults, and a table with only a name by the
+        name.
         """
         if given in ("ewma", "ess"):
             return {"name": given}
@@ -172,7 +172,7 @@ class UpdateSettings(BaseModel):
 
 
 def _named(kind: Kind, base: type[P], given: Any) -> P:
-    """A loss or correction from its name, or from a table. Raises `ConfigError`."""
+    """A loss or correction from its name or a table. Raises `ConfigError`."""
     if isinstance(given, base):
         return given
     table = {"name": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
@@ -187,7 +187,7 @@ def _named(kind: Kind, base: type[P], given: Any) -> P:
 
 
 def _fits_run(named: str, config: RunConfig, where: str) -> None:
-    """Raises `ConfigError` for a proximal policy that the rest of the run makes impossible, or pointless."""
+    """Raises `ConfigError` for a proximal policy that is impossible or pointless with the rest of the run."""
     trainer = config.trainer
     if named in ("snapshot", "ewma", "loglinear") and trainer.max_staleness == 0:
         raise ConfigError(
@@ -214,7 +214,7 @@ def _fits_run(named: str, config: RunConfig, where: str) -> None:
 
 
 def settings_of(config: RunConfig, where: str = "[trainer.update]") -> UpdateSettings:
-    """The update of a run's (first) policy, with what other sections say about it. Raises `ConfigError`,
+    """The update settings of a run's (first) policy, completed from other sections. Raises `ConfigError`,
     with the reason.
     """
     trainer = config.trainer
@@ -240,8 +240,8 @@ def settings_of(config: RunConfig, where: str = "[trainer.update]") -> UpdateSet
             )
         if trainer.processes > 1:
             raise ConfigError(
-                f"{where}: baseline = 'minimum_variance' needs the gradient of each rollout alone, and "
-                f"{trainer.processes} processes add up those of theirs: set trainer.processes = 1."
+                f"{where}: baseline = 'minimum_variance' needs the gradient of each rollout, and "
+                f"{trainer.processes} processes add theirs up: set trainer.processes = 1."
             )
     sampled_at = config.sampling.temperature
     if trainer.update.get("temperature", sampled_at) != sampled_at:

@@ -1,10 +1,10 @@
 """The critic: a value function V over the tokens of a rollout, for PPO, and its training.
 
 The critic is a separate transformer. It starts as a copy of the policy, with a head of one number instead of
-the vocabulary. It does not share the policy's trunk: published weights stay an ordinary Hugging Face model that
-any engine loads, the value loss does not change the policy, and each has its own learning rate and clipping.
-The cost is the memory and the passes of a second model. The head starts at zero, so the first values are 0 and
-the first advantages equal the returns.
+the vocabulary. It does not share the policy's trunk: published weights stay an ordinary Hugging Face model
+that any engine loads, the value loss does not change the policy, and each has its own learning rate and
+clipping. The cost is the memory and the passes of a second model. The head starts at zero, so the first
+values are 0 and the first advantages equal the returns.
 
 `ValueFunction` is one process's part of the critic and its optimizer. All processes call each of its methods
 together (`trainers.trained_policy`).
@@ -53,8 +53,8 @@ class Critic(nn.Module):
         return self.trunk.blocks
 
     def values(self, packed: Packed, before_M: Tensor) -> Tensor:
-        """V at these positions of packed rows, float32 [M]. The state in which a token is sampled ends with the
-        token before it; see `Packed.trained`.
+        """V at these positions of packed rows, float32 [M]. The state in which a token is sampled ends with
+        the token before it; see `Packed.trained`.
         """
         hidden_ME = self.trunk.normed(self.trunk.hidden(packed).index_select(0, before_M))
         return (torch.mv(hidden_ME, self.head.weight[0]) + self.head.bias).float()
@@ -97,7 +97,9 @@ class ValueFunction:
         self.optimizer = make_optimizer(self.critic, update.model_copy(update={"lr": settings.lr}))
 
     def values(self, rows: Sequence[Row]) -> list[FloatArray]:
-        """V before each token, float32 [T] per row; 0 for a row's first token, which has no state before it."""
+        """V before each token, float32 [T] per row; 0 for a row's first token, which has no state before
+        it.
+        """
 
         @torch.no_grad()
         def compute(ids: Sequence[IdArray], masks: Sequence[IdArray]) -> Tensor:
@@ -110,8 +112,8 @@ class ValueFunction:
     def update(
         self, rows: Sequence[Row], targets: Sequence[FloatArray], old: Sequence[FloatArray]
     ) -> ValueMetrics:
-        """Take one optimizer step towards `targets`; `old` are the values before the first step on this batch.
-        Both are float32 [T] per row.
+        """Take one optimizer step towards `targets`; `old` are the values before the first step on this
+        batch. Both are float32 [T] per row.
 
         The batch must have a trained token. Raises `TrainerError` if the gradient is not finite (the weights
         are then unchanged).

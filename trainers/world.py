@@ -54,7 +54,9 @@ class World:
             torch.cuda.set_device(self.rank)
 
     def lead(self, *order: Any) -> None:
-        """Send an order to all followers; see `next_order`. Does nothing in a follower or a single process."""
+        """Send an order to all followers; see `next_order`. Does nothing in a follower or a single
+        process.
+        """
         if self.size > 1 and self.rank == 0:
             self.broadcast(order)
 
@@ -80,8 +82,8 @@ class World:
         return values
 
     def parts(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Indices of rows for each process, balanced by tokens: the longest row first, to the process that has
-        the fewest.
+        """Indices of rows for each process, balanced by tokens: the longest row first, to the process that
+        has the fewest.
         """
         parts: list[list[int]] = [[] for _ in range(self.size)]
         tokens = [0] * self.size

@@ -399,7 +399,7 @@ def test_other_weights_under_a_published_number_stop_the_trainer(tmp_path, model
     config = json.loads(run.config_path.read_text())
     config["trainer"]["publish"]["dtype"] = "float16"
     write_json(run.config_path, config)
-    with pytest.raises(PolicyError, match="holds other weights than the checkpoint"):
+    with pytest.raises(PolicyError, match="has other weights than the checkpoint"):
         weights_after(run, [0])
 
 

@@ -173,7 +173,7 @@ VCPO = {"loss": "reinforce", "proximal": "current", "baseline": "minimum_varianc
             "publish.keep to 4",
         ),
         ({"update": VCPO}, "trainer.advantage = 'reward'"),
-        ({"update": VCPO, "advantage": "reward", "processes": 2}, "each rollout alone"),
+        ({"update": VCPO, "advantage": "reward", "processes": 2}, "gradient of each rollout"),
         ({"update": VCPO, "advantage": "reward", "steps_kept": 0.5}, "set filter.steps_kept = 1"),
     ],
 )

@@ -1,9 +1,8 @@
-"""Channels of calls' and agents' rewards that settings name and under which nobody gives one.
+"""Checks that the reward channels named in the settings occur in the run.
 
-A call or an agent without a reward under a channel earned 0 there, so a channel that is written wrongly would
-be zeros for ever. Once the run has had its first batches, what settings name is looked up among all rewards
-that were given by then. A rollout must have a reward under every channel that settings name
-(`Scored.reward_under`).
+A call or an agent without a reward under a channel has 0 there, so a misspelt channel would be 0 forever.
+After the run's first batches the named channels are looked up among all rewards so far. A rollout must have a
+reward under every named channel (`Scored.reward_under`).
 """
 
 import logging
@@ -25,49 +24,49 @@ class NamedChannel:
     """A channel that settings name."""
 
     setting: str
-    """Which, dotted."""
+    """The setting that names it, dotted."""
     unit: RewardUnit
-    """What its rewards are given to."""
+    """What receives its rewards."""
     channel: str
     zeros: bool = False
-    """Whether a run without any such reward may be meant: that is told, not refused."""
+    """Whether a run may have no such reward: this is then logged, not an error."""
 
 
 def channels_of(estimator: object) -> Sequence[NamedChannel]:
-    """Those that the settings of an estimator or an algorithm name, if it says so."""
+    """The channels that the settings of an estimator or algorithm name; empty if it has no `channels`."""
     return getattr(estimator, "channels", ())
 
 
 def of_calls(setting: str, channel: str) -> tuple[NamedChannel, ...]:
-    """The channel of rewards of calls. Where it is "reward" calls may well have none: the rollout's own is
-    there.
+    """The channel of calls' rewards. None for "reward", where calls need no reward because the rollout has
+    one.
     """
     return () if channel == "reward" else (NamedChannel(setting, "turn", channel),)
 
 
 def due(step: int, steps: int) -> bool:
-    """Whether channels are looked up at this step, counted from 1, of so many: once in a run, however
-    often it is restarted.
+    """Whether channels are checked at this step of `steps`, counted from 1: once in a run, even if it
+    restarts.
     """
     return step == min(_BATCHES, steps)
 
 
 def check_channels(named: Sequence[NamedChannel], store: TraceStore, run_id: str) -> None:
-    """Raises `ConfigError` for a channel under which the run has no reward so far; where zeros may be
-    meant, it is logged.
+    """Raises `ConfigError` for a channel under which the run has no reward so far; logs it if zeros are
+    allowed.
     """
     for item in named:
-        found = store.read(partial(rewards.channels, run_id=run_id, unit=item.unit))
-        if item.channel in found:
+        known = store.read(partial(rewards.channels, run_id=run_id, unit=item.unit))
+        if item.channel in known:
             continue
         what = _WORDS.get(item.unit, item.unit)
-        said = (
+        problem = (
             f"{item.setting} names the channel {item.channel!r}, and no {what} of the run has a reward under "
-            f"it so far. Channels of {what}s that occur: {', '.join(found) or 'none'}."
+            f"it so far. Channels of {what}s that occur: {', '.join(known) or 'none'}."
         )
         if not item.zeros:
             raise ConfigError(
-                f"{said} It would count as 0 for ever: correct the name, or give a reward of 0 where none is "
-                "earned, and begin again in another folder (--folder)."
+                f"{problem} It would count as 0 for ever: correct the name, or give a reward of 0 where none "
+                "is earned, and begin again in another folder (--folder)."
             )
-        _log.warning("%s It counts as 0.", said)
+        _log.warning("%s It counts as 0.", problem)

@@ -1,8 +1,8 @@
 """The seam between stored rollouts and estimators.
 
 An estimator takes one group and gives every row of every rollout its advantages. The baseline is over the
-whole group, also where some of its tokens will not be trained. A token that is masked (advantage zero) still
-counts in the loss's denominators; a rollout that is dropped (None) does not.
+whole group, even if some of its tokens are not trained. A masked token (advantage zero) still counts in the
+loss's denominators; a dropped rollout (None) does not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,30 +27,28 @@ Float64Array = npt.NDArray[np.float64]
 Value = float | FloatArray
 """One advantage for all tokens of a row, or float32 [T]."""
 Advantages = list[list[Value] | None]
-"""Per rollout of a group, per row; None for a rollout that is dropped: it is left out of the step and of
-its means."""
+"""Per rollout of a group, per row; None for a dropped rollout, which is left out of the step and its
+means."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One rollout of a group with all that it was rewarded with. Rewards of calls are with the rows'
-    turns.
-    """
+    """One rollout of a group with all its rewards. The rewards of calls are in the rows' turns."""
 
     rollout_id: str
     reward: float
     rows: tuple[Row, ...]
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """The rollout's, by channel."""
+    """The rollout's rewards, by channel."""
     agent_rewards: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By agent, then by channel."""
     task_id: str = ""
-    """The store's id of its task."""
+    """The task's id in the store."""
     tampered: bool = False
-    """Whether its verdict is `tampered`: its reward is 0, and nothing else of it was scored."""
+    """Whether its verdict is `tampered`: then its reward is 0 and it has no other scores."""
 
     def reward_under(self, channel: str, setting: str) -> float:
-        """The rollout's reward under a channel that a setting names; 0 if it was tampered with.
+        """The rollout's reward under a channel that a setting names; 0 if it is `tampered`.
 
         Raises `TrainerError` if it has none: a missing reward is not 0.
         """
@@ -67,23 +65,21 @@ class Scored:
 
 
 class Estimator(Protocol):
-    """Gives one group its advantages. It may have `channels`, those that its settings name
+    """Computes the advantages of a group. It may have `channels`, which its settings name
     (`trainers.advantages.channels`).
     """
 
     def __call__(self, group: Sequence[Scored], /) -> Advantages:
-        """One entry per rollout, in their order. Calling it again with the same group and policy gives the
-        same.
-        """
+        """One entry per rollout, in their order. Deterministic, given the group and the policy."""
         ...
 
 
 @runtime_checkable
 class OverBatch(Protocol):
-    """An estimator that has to see all groups of a batch before any of their advantages are final."""
+    """An estimator that needs all groups of a batch to compute the final advantages."""
 
     def over_batch(self, groups: Sequence[Advantages]) -> list[Advantages]:
-        """The final advantages of all groups of a batch, from what the estimator gave each of them."""
+        """The final advantages of all groups of a batch, from the estimator's advantages of each group."""
         ...
 
 
@@ -105,32 +101,34 @@ def make_estimator(
     """The estimator that a run names. Raises `ConfigError` for settings that it does not have, or that do not
     fit the run.
 
-    `store` and `trainee` are for estimators that have a class method `of_run`: they look up tasks, or ask the
-    policy.
+    `store` and `trained_policy` are for estimators with a class method `of_run`, which look up tasks or query
+    the policy.
     """
     trainer = config.trainer
-    found = load("advantage", trainer.advantage)
+    estimator = load("advantage", trainer.advantage)
     settings = checked_settings(trainer.advantage, dict(trainer.advantage_settings), stream=trainer.stream)
     if settings is None:
-        return OnRewards(found)
-    of_run = getattr(found, "of_run", None)
-    made: Estimator = found(settings) if of_run is None else of_run(settings, config, store, trained_policy)
-    return made
+        return OnRewards(estimator)
+    of_run = getattr(estimator, "of_run", None)
+    built: Estimator = (
+        estimator(settings) if of_run is None else of_run(settings, config, store, trained_policy)
+    )
+    return built
 
 
 def checked_settings(name: str, given: dict[str, object], *, stream: bool = False) -> Config | None:
-    """An estimator's settings, None if it takes none.
+    """An estimator's settings; None if it has none.
 
-    Raises `ConfigError` for settings that it does not have, and with `stream` for one that has to see the
+    Raises `ConfigError` for settings that it does not have, and with `stream` for an estimator that needs the
     whole batch.
     """
-    found = load("advantage", name)
-    if stream and hasattr(found, "over_batch"):
+    estimator = load("advantage", name)
+    if stream and hasattr(estimator, "over_batch"):
         raise ConfigError(
             f"The advantages of {name!r} need the whole batch, and with trainer.stream gradients accumulate "
             "before it is there: set stream = false."
         )
-    model: type[Config] | None = getattr(found, "Settings", None)
+    model: type[Config] | None = getattr(estimator, "Settings", None)
     if model is None:
         if given:
             raise ConfigError(

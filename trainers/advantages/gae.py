@@ -21,11 +21,10 @@ GAE = AlgorithmRow(
 def gae(
     rewards_T: Float64Array, values_T: Float64Array, gamma: float = 1.0, lam: float = 0.95
 ) -> Float64Array:
-    """Generalised advantage estimates, float64 [T] (arXiv 1506.02438), of the T tokens that a policy sampled
-    in order.
+    """Generalised advantage estimates, float64 [T] (arXiv 1506.02438), of T sampled tokens in order.
 
-    `values_T` are V before each token; after the last one nothing is to come. What the value function should
-    learn is advantages + values.
+    `values_T` is V before each token; V after the last one is 0. The value function's targets are advantages
+    + values.
     """
     advantages_T = np.zeros(len(rewards_T))
     ahead = 0.0
@@ -39,12 +38,13 @@ def gae(
 def gae_of_rollout(
     item: Scored, values: Sequence[FloatArray], gamma: float = 1.0, lam: float = 0.95, channel: str = "reward"
 ) -> list[FloatArray]:
-    """Of a rollout's trained tokens, float32 [T] per row, 0 elsewhere; `values` is per row, float [T].
+    """Advantages of a rollout's trained tokens, float32 [T] per row, 0 elsewhere; `values` is float [T] per
+    row.
 
-    Each agent has a sequence of its own: the tokens of its trained calls, in the order in which the calls
-    began, whatever branches and rows they are in. What the environment and other agents say in between takes
-    no time. A call's reward under `channel` comes with its last token. The rollout's reward is every agent's,
-    with the last token of each.
+    Each agent has its own sequence: the tokens of its trained calls, in the order in which the calls began,
+    across branches and rows. Text of the environment and of other agents in between takes no time. A call's
+    reward under `channel` comes with its last token, and the rollout's reward with the last token of each
+    agent.
     """
     out = [np.zeros(len(row.ids), np.float32) for row in item.rows]
     for steps in _sequences(item.rows):
@@ -55,17 +55,17 @@ def gae_of_rollout(
         rewards_T = np.zeros(len(values_T))
         rewards_T[ends - 1] = [turn.rewards.get(channel, 0.0) for _, turn in steps]
         rewards_T[-1] += item.reward
-        found = np.split(gae(rewards_T, values_T, gamma, lam), ends[:-1])
-        for (at, turn), own in zip(steps, found, strict=True):
+        advantages = np.split(gae(rewards_T, values_T, gamma, lam), ends[:-1])
+        for (at, turn), own in zip(steps, advantages, strict=True):
             out[at][turn.start : turn.end] = own
     return out
 
 
 def _sequences(rows: Sequence[Row]) -> list[list[tuple[int, Turn]]]:
     """Per agent, its trained calls in order, each with the index of the row that trains it."""
-    found = defaultdict[str, list[tuple[int, Turn]]](list)
+    by_agent = defaultdict[str, list[tuple[int, Turn]]](list)
     for at, row in enumerate(rows):
         for turn in row.turns:
             if row.mask[turn.start]:
-                found[turn.agent_id].append((at, turn))
-    return [sorted(steps, key=lambda step: (step[1].place, step[1].call_id)) for steps in found.values()]
+                by_agent[turn.agent_id].append((at, turn))
+    return [sorted(steps, key=lambda step: (step[1].place, step[1].call_id)) for steps in by_agent.values()]

@@ -1,6 +1,4 @@
-"""GDPO: several rewards, each normalised in its group before they are added, so that none drowns the
-others.
-"""
+"""GDPO: several rewards, each normalised within its group before they are added, so that none dominates."""
 
 from collections.abc import Sequence
 
@@ -26,12 +24,12 @@ class GdpoSettings(Config):
     """Which rewards, and how much each counts."""
 
     weights: dict[str, float] = Field(default_factory=lambda: {"reward": 1.0}, min_length=1)
-    """By channel of the rollout's rewards. Every rollout must have one under each of them."""
+    """Weight by channel of the rollout's rewards. Every rollout must have a reward under each channel."""
 
 
 class Gdpo:
-    """GDPO (arXiv 2601.05242). A group teaches if its rewards differ in any of the channels, though their
-    sums be equal.
+    """GDPO (arXiv 2601.05242). A group has a signal if its rewards differ in any channel, even if their sums
+    are equal.
     """
 
     Settings = GdpoSettings
@@ -50,8 +48,8 @@ class Gdpo:
         return [[float(value)] * len(item.rows) for item, value in zip(group, total_G, strict=True)]
 
     def over_batch(self, groups: Sequence[Advantages]) -> list[Advantages]:
-        """Standard scores over the batch's rollouts. A group of zeros stays one, and counts: its mean is
-        the batch's, 0.
+        """Standard scores over the batch's rollouts. A group of zeros keeps its zeros and counts in mean and
+        deviation.
         """
         scores_N = np.array([rows[0] for group in groups for rows in group if rows], dtype=np.float64)
         mean, std = (float(scores_N.mean()), float(scores_N.std())) if len(scores_N) else (0.0, 0.0)

@@ -6,7 +6,8 @@ import numpy.typing as npt
 from trainers.algorithms import AlgorithmRow
 
 GRPO = AlgorithmRow(
-    "advantage", "grpo", "A = (r - mean(r)) / (std(r) + 1e-4), std over the group with ddof 0", "arXiv 2402.03300", "source",
+    "advantage", "grpo", "A = (r - mean(r)) / (std(r) + 1e-4), std over the group with ddof 0",
+    "arXiv 2402.03300", "source",
     "TRL 1.16 `GRPOTrainer`, its standard deviation (ddof 1) times sqrt((G - 1) / G)",
 )  # fmt: skip
 DR_GRPO = AlgorithmRow(
@@ -39,8 +40,8 @@ def grpo(rewards_G: npt.ArrayLike, eps: float = 1e-4) -> Float64Array:
 
 
 def dr_grpo(rewards_G: npt.ArrayLike) -> Float64Array:
-    """Reward minus mean: no division by the spread, which favours very easy and very hard tasks (Dr. GRPO,
-    arXiv 2503.20783).
+    """Reward minus mean, without the division by the deviation, which favours very easy and very hard tasks
+    (Dr. GRPO, arXiv 2503.20783).
 
     Raises `ValueError` if the rewards are not one-dimensional or empty.
     """

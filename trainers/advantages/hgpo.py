@@ -1,4 +1,4 @@
-"""HGPO: every step is compared with the steps, anywhere in its group, that were taken in the same state."""
+"""HGPO: compares every step with all steps of its group that were taken in the same state."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -29,19 +29,18 @@ class HgpoSettings(Config):
     history: int = Field(2, ge=0)
     """H: how many states before the current one may have to agree too."""
     alpha: float = 1.0
-    """How much more longer histories count."""
+    """How much more longer common histories count."""
     gamma: float = Field(0.95, ge=0, le=1)
     """Discount of later steps' rewards."""
     channel: str = "reward"
-    """Rewards of calls that count, beside the rollout's, which its last step gets."""
+    """Channel of the calls' rewards. The last step also gets the rollout's reward."""
 
 
 class Hgpo:
-    """HGPO (arXiv 2602.22817, verl-agent recipe/hgpo). States are the turns' `state_key`; the task is the
-    group's.
+    """HGPO (arXiv 2602.22817, verl-agent recipe/hgpo). States are the turns' `state_key`.
 
-    A call that several branches share is one step, and its return is the mean of theirs. Levels at which all
-    returns are equal have no weight, as in the recipe.
+    A call that several branches share is one step; its return is the mean over the branches. Levels at which
+    all returns are equal have no weight, as in the recipe.
     """
 
     Settings = HgpoSettings

@@ -1,4 +1,10 @@
-"""IGPO: every turn is rewarded with what it added to the policy's probability of the right answer."""
+"""IGPO: rewards every turn with the increase of the policy's probability of the right answer.
+
+The policy under training computes it with one more forward pass per turn: the logprobs of the right answer's
+tokens directly after the prompt of the turn, as if the policy answered there. The prompt's tokens are the
+recorded ones. The gains depend on the weights from which the step starts, so a resumed trainer computes the
+same.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
@@ -37,12 +43,12 @@ if TYPE_CHECKING:
 Gains = Callable[[Sequence[Scored]], list[list[Float64Array]]]
 """Per rollout of a group, per branch: the gain of every step but the last, float64 [S - 1]."""
 Score = Callable[[Sequence[IdArray], Sequence[int]], list[float]]
-"""Of some texts, and how many tokens at the end of each are asked for: the mean logprob of those."""
+"""From texts, and a number of tokens at the end of each, to the mean logprob of these tokens."""
 
 
 class InformationGain:
-    """Gains of a group's steps; `gold` has the tokens of a task's right answer, by the task's id in the
-    store.
+    """Computes the gains of a group's steps. `gold` maps a task's id in the store to the tokens of its right
+    answer.
     """
 
     def __init__(
@@ -66,12 +72,11 @@ class InformationGain:
         tokenizer.
 
         With `trainer.reward_shuffle` the gains are permuted over all steps of the group. Raises `ConfigError`
-        without a store and a trainee.
+        without a store and a policy.
         """
         if store is None or trained_policy is None:
             raise ConfigError(
-                "Information gain needs the run's store and its policy: it can be computed in its trainer "
-                "alone."
+                "Information gain needs the run's store and its policy, which only the run's trainer has."
             )
         tokenizer = Tokenizer.from_file(str(Path(config.policy.path) / "tokenizer.json"))
         known: dict[str, Task] = {}
@@ -117,9 +122,7 @@ class InformationGain:
     def _ask(
         self, item: Scored, row: Row, turns: Sequence[Turn], texts: dict[bytes, tuple[IdArray, int]]
     ) -> list[bytes]:
-        """Add to `texts` what has to be scored of a branch. Returns under which keys it is there, turn by
-        turn.
-        """
+        """Add the texts of a branch that must be scored to `texts`; returns their keys, turn by turn."""
         gold = np.array(self._gold(item.task_id), np.int32)
         before = np.array(self._before, np.int32)
         keys = []
@@ -131,7 +134,7 @@ class InformationGain:
 
 
 def _permuted(gains: list[list[Float64Array]], group: Sequence[Scored]) -> list[list[Float64Array]]:
-    """In an order that hangs on the group alone."""
+    """The gains in a random order that depends only on the group."""
     random = np.random.default_rng([xxhash.xxh3_64_intdigest(item.rollout_id.encode()) for item in group])
     flat = random.permutation(np.concatenate([np.zeros(0), *(own for each in gains for own in each)]))
     parts = iter(np.split(flat, np.cumsum([len(own) for each in gains for own in each])[:-1]))
@@ -150,25 +153,24 @@ _EPS = 1e-6
 
 
 class IgpoSettings(Config):
-    """Where the right answer is, and how gains and rewards are joined."""
+    """The source of the right answer, and how gains and rewards are combined."""
 
     gold: str = "answer"
-    """Key of the task's metadata that has the right answer, as text."""
+    """Key of the right answer, as text, in the task's metadata."""
     before: str = ""
-    """Text that the answer is scored behind, after the prompt of the turn: what the policy says before it
-    answers."""
+    """Text between the prompt of a turn and the scored answer: what the policy says before it answers."""
     normalise: Literal["joint", "separate"] = "joint"
-    """joint: gains and rewards together, as in the paper. separate: each by themselves."""
+    """joint: normalises gains and rewards together, as in the paper. separate: each on their own."""
     gamma: float = Field(1.0, ge=0, le=1)
     """Discount of later turns' rewards."""
 
 
 class Igpo:
-    """IGPO (arXiv 2510.14967, of which an account was read). `gains` says what each call of a branch added.
+    """IGPO (arXiv 2510.14967, from a third party's account). `gains` computes the gain of each call.
 
     A turn's gain is known at the start of the next one, so the last turn of a branch has none; it has the
     rollout's reward. A call that several branches share counts once in mean and deviation, with the mean of
-    its gains, and has the mean of its branches' advantages.
+    its gains, and gets the mean of its branches' advantages.
     """
 
     Settings = IgpoSettings
@@ -185,9 +187,7 @@ class Igpo:
         store: "TraceStore | None",
         trained_policy: "TrainedPolicy | None",
     ) -> "Igpo":
-        """With gains that the policy under training sees. Raises `ConfigError` without a store and a
-        trainee.
-        """
+        """With gains from the policy under training. Raises `ConfigError` without a store and a policy."""
         return cls(
             settings, InformationGain.of_run(settings.gold, settings.before, config, store, trained_policy)
         )
@@ -197,11 +197,9 @@ class Igpo:
         gained: dict[str, float] = {}
         for item, gains in zip(group, self._gains(group), strict=True):
             gained |= by_call([turns[:-1] for turns in branches(item.rows)], gains)
-        given = (
-            np.array(list(gained.values()), dtype=np.float64),
-            np.array([item.reward for item in group], dtype=np.float64),
-        )
-        per_call, outcomes = self._normalised(*given)
+        gains_N = np.array(list(gained.values()), dtype=np.float64)
+        rewards_G = np.array([item.reward for item in group], dtype=np.float64)
+        per_call, outcomes = self._normalised(gains_N, rewards_G)
         scores = dict(zip(gained, per_call.tolist(), strict=True))
         out: Advantages = []
         for item, outcome in zip(group, outcomes, strict=True):

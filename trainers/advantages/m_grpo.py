@@ -1,6 +1,4 @@
-"""M-GRPO: main agents are compared with main agents, and what their sub-agents did with what sub-agents
-did.
-"""
+"""M-GRPO: compares main agents with main agents, and sub-agents with sub-agents."""
 
 from collections.abc import Sequence
 
@@ -33,24 +31,24 @@ class MGrpoSettings(Config):
     """How sub-agents are rewarded and aligned."""
 
     main: dict[str, float] = Field(default_factory=lambda: {"reward": 1.0})
-    """Weights of the rollout's rewards, by channel, in a main agent's reward R_M. Every rollout must have
-    one under each. The paper's 0.1 format + 0.9 correctness is for the grader to give."""
+    """Weights of the rollout's rewards, by channel, in a main agent's reward R_M. Every rollout must have a
+    reward under each channel. The paper's 0.1 format + 0.9 correctness must come from the grader."""
     sub_main: float = 0.4
     """Weight of R_M in a sub-agent's reward R_S."""
     sub: dict[str, float] = Field(default_factory=lambda: {"format": 0.1, "expert": 0.5})
-    """Weights of the sub-agent's own rewards, by channel; one that it does not have is 0."""
+    """Weights of the sub-agent's own rewards, by channel; a missing reward counts as 0."""
     invocations: int = Field(8, ge=1)
-    """d: to how many the trajectories of a rollout's sub-agents are aligned; the paper's bound for 99 % of
-    its rollouts."""
+    """d: the number to which the trajectories of a rollout's sub-agents are aligned; the paper's value covers
+    99 % of its rollouts."""
 
 
 class MGrpo:
-    """M-GRPO's advantages (arXiv 2511.13288). A row is a trajectory of the agent that ends it; an agent that
-    another one started is a sub-agent.
+    """M-GRPO's advantages (arXiv 2511.13288). A row is a trajectory of the agent of its last turn; an agent
+    that was started by another one is a sub-agent.
 
-    Every token is trained once: repeated trajectories count more in the mean and the deviation and have their
-    advantage as often as they are there; one that is dropped is masked. Together a rollout's sub-agents weigh
-    what they weigh in the batch anyway. The sequence-level ratio of the paper is for a loss to take.
+    Every token is trained once: a repeated trajectory counts more often in the mean and deviation, and its
+    advantage is multiplied accordingly; a dropped one is masked. The paper's sequence-level ratio is left to
+    the loss.
     """
 
     Settings = MGrpoSettings
@@ -101,13 +99,13 @@ class MGrpo:
 
 
 def _last(row: Row) -> Turn:
-    """The turn that a row ends with, which it trains."""
+    """The last turn of a row, which the row trains."""
     return row.turns[-1]
 
 
 def copies(rollout_id: str, have: int, wanted: int) -> npt.NDArray[np.int64]:
-    """How often each of a rollout's trajectories is there when they are `wanted`; which get more is drawn,
-    by its id.
+    """How often each of `have` trajectories is repeated to get `wanted`. The rollout's id seeds the
+    choice.
     """
     if not have:
         return np.zeros(0, np.int64)

@@ -1,5 +1,5 @@
-"""MC-GRPO: a median in place of the mean, for small groups, where one outlier would turn the signs of the
-others.
+"""MC-GRPO: the median instead of the mean, for small groups, in which an outlier could flip the others'
+signs.
 """
 
 from collections.abc import Sequence
@@ -23,17 +23,15 @@ MC_GRPO = AlgorithmRow(
 
 
 class McGrpoSettings(Config):
-    """How large advantages get."""
+    """The scale of the advantages."""
 
     eps: float = Field(1e-3, gt=0)
-    """Added to the deviation. Where most rewards of a group are equal that is 0, and advantages are as
+    """Added to the deviation. If most rewards of a group are equal the deviation is 0, and advantages are as
     large as 1 / eps."""
 
 
 class McGrpo:
-    """MC-GRPO (arXiv 2601.22582). Have one rollout more in a group than should be trained, and an odd
-    number.
-    """
+    """MC-GRPO (arXiv 2601.22582). Use an odd group size, one more than the number of rollouts to train."""
 
     Settings = McGrpoSettings
 
@@ -48,12 +46,12 @@ class McGrpo:
 
 
 def mc_grpo(rewards_G: npt.ArrayLike, eps: float = 1e-3) -> Float64Array:
-    """Distance from the median in median absolute deviations, scaled up by the share that is not zero (arXiv
+    """Distance from the median in median absolute deviations, divided by the share that is not zero (arXiv
     2601.22582).
 
-    The first rollout at the median, the pivot, is NaN: it is dropped, so denominators do not count it, as in
-    the authors' code (others at the median are masked, and count). Of an even number the lower median is
-    taken, as torch does. Equal rewards give zeros and drop nobody.
+    The first rollout at the median, the pivot, gets NaN: it is dropped, so denominators do not count it, as
+    in the authors' code (others at the median are masked and count). For an even number the lower median is
+    used, as in torch. Equal rewards give zeros, and no rollout is dropped.
 
     Raises `ValueError` if the rewards are not one-dimensional or empty.
     """

@@ -1,8 +1,7 @@
-"""Steps: a rollout's trained calls along its branches, for estimators that give every call an advantage of
-its own.
+"""Steps: a rollout's trained calls along its branches, for estimators with an advantage per call.
 
-A call that several branches share is one step of each, and is trained once: it gets the mean of what the
-branches say of it.
+A call that several branches share is a step of each of them and is trained once, with the mean of their
+values.
 """
 
 from collections import defaultdict
@@ -15,26 +14,26 @@ from trainers.advantages.estimator import Float64Array, Scored, Value
 
 
 def branches(rows: Sequence[Row]) -> list[list[Turn]]:
-    """Per row of a rollout: its turns that this row or another one trains. The rest is context."""
+    """Per row of a rollout, the turns that this or another row trains. All other turns are context."""
     trained = {turn.call_id for row in rows for turn in row.turns if row.mask[turn.start]}
     return [[turn for turn in row.turns if turn.call_id in trained] for row in rows]
 
 
 def step_rewards(item: Scored, channel: str, *, outcome: bool) -> list[Float64Array]:
-    """Per branch, the reward of every step: the call's own under `channel`, and at the last one also the
-    rollout's.
+    """Per branch, the reward of every step: the call's own under `channel`; with `outcome` the last step also
+    gets the rollout's.
     """
-    found = []
+    per_branch = []
     for turns in branches(item.rows):
         rewards = np.array([turn.rewards.get(channel, 0.0) for turn in turns], dtype=np.float64)
         if outcome:
             rewards[-1] += item.reward
-        found.append(rewards)
-    return found
+        per_branch.append(rewards)
+    return per_branch
 
 
 def discounted(rewards_S: Float64Array, gamma: float) -> Float64Array:
-    """Per step, float64 [S]: its reward and, discounted, those of all that follow."""
+    """The discounted return of every step, float64 [S]."""
     out = np.zeros_like(rewards_S)
     total = 0.0
     for step in range(len(rewards_S) - 1, -1, -1):
@@ -44,7 +43,7 @@ def discounted(rewards_S: Float64Array, gamma: float) -> Float64Array:
 
 
 def by_call(per_branch: Iterable[Sequence[Turn]], values: Iterable[Float64Array]) -> dict[str, float]:
-    """Values of steps per branch, as one of each call: the mean over its branches."""
+    """One value per call, from values of steps per branch: the mean over the call's branches."""
     found = defaultdict[str, list[float]](list)
     for turns, own in zip(per_branch, values, strict=True):
         for turn, value in zip(turns, own, strict=True):
@@ -55,7 +54,9 @@ def by_call(per_branch: Iterable[Sequence[Turn]], values: Iterable[Float64Array]
 
 
 def spread(rows: Sequence[Row], by_call: Mapping[str, float]) -> list[Value]:
-    """Advantages of calls as those of their tokens, float32 [T] per row; 0 where the row trains nothing."""
+    """Advantages of calls as advantages of their tokens, float32 [T] per row; 0 for tokens that are not
+    trained.
+    """
     out: list[Value] = []
     for row in rows:
         values = np.zeros(len(row.ids), np.float32)

@@ -1,4 +1,4 @@
-"""UI-S1: how the whole episode went, and besides how each step did among the same steps of the group."""
+"""UI-S1: the advantage of the whole episode plus the advantage of each step among the group's t-th steps."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -27,21 +27,20 @@ _EPS = 1e-6
 
 
 class UiS1Settings(Config):
-    """How the two parts are weighed."""
+    """The weights of the two parts."""
 
     step_weight: float = 1.0
     """w."""
     gamma: float = Field(0.5, ge=0, le=1)
     """Discount of later steps' rewards."""
     channel: str = "reward"
-    """The rewards of calls that are step rewards."""
+    """Channel of the calls' rewards, which are the step rewards."""
 
 
 class UiS1:
-    """The advantage of UI-S1 (arXiv 2509.11543). Its patching of missed steps by an expert's is no part of
-    it.
+    """The advantage of UI-S1 (arXiv 2509.11543), without its patching of missed steps by an expert's.
 
-    What differs from the authors' code stands in `UI_S1.left_out`.
+    `UI_S1.left_out` lists the differences from the authors' code.
     """
 
     Settings = UiS1Settings

@@ -73,7 +73,9 @@ def best_baseline(squares_R: list[float], rewards_R: list[float]) -> float:
 
 
 def reward_of(rollout_id: str, advantages_N: Tensor) -> float:
-    """The advantage that all trained tokens of a rollout share. Raises `TrainerError` if they have several."""
+    """The advantage that all trained tokens of a rollout share. Raises `TrainerError` if they have
+    several.
+    """
     values = set(advantages_N.tolist())
     if len(values) != 1:
         raise TrainerError(

@@ -1,4 +1,4 @@
-"""Importance weights w = pi_prox / mu, the proximal policy over the one that sampled, and their truncations."""
+"""Importance weights w = pi_prox / mu, proximal policy over behaviour policy, and their truncations."""
 
 from typing import Literal
 

@@ -113,7 +113,9 @@ class Geometric(CorrectionSettings):
 
 
 class Opsm(CorrectionSettings):
-    """Masks tokens with negative advantages in rollouts that the current policy has already moved away from."""
+    """Masks tokens with negative advantages in rollouts that the current policy has already moved away
+    from.
+    """
 
     function = "trainers.corrections.masks:opsm"
     of_rollouts = True
@@ -125,7 +127,7 @@ class Opsm(CorrectionSettings):
         """The error with a baseline, which settles advantages only after masking."""
         if update.baseline != "none":
             return (
-                "opsm masks by the sign of the advantage, which is not known before the baseline is computed: "
-                "leave one of them out"
+                "opsm masks by the sign of the advantage, which is not known before the baseline is "
+                "computed: leave one of them out"
             )
         return None

@@ -40,18 +40,18 @@ FLUSH_S = 0.02
 """Tokens of running sequences are delivered at most this often."""
 
 GATHER_S = 0.0005
-"""An idle engine that gets an order starts once no other has come for this long (or the batch is full)."""
+"""An idle engine starts when no further order has arrived for this long (or the batch is full)."""
 
 SHARE = 16
-"""Shared prompt tokens that make it worth to let another prompt go first and copy from it."""
+"""Shared prompt tokens for which a prompt waits until another one is computed, to copy from it."""
 
 InstallMode = Literal["reprefill", "finish"]
-"""What becomes of running sequences when weights change."""
+"""How running sequences are handled when weights change."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """What an engine has done since it started."""
+    """Counts since the engine started."""
 
     sampled: int = 0
     prompt_tokens: int = 0
@@ -65,7 +65,7 @@ class Counters:
 
 class Engine:
     """Runs a policy's sequences. All methods may be called from any thread; the work is done on the engine's
-    own.
+    own thread.
 
     Once it is closed or its thread has failed, every sequence has ended with "abort", every future has failed
     with `UpstreamError`, and further orders are refused with `UpstreamError`.
@@ -132,8 +132,7 @@ class Engine:
     def install(
         self, source: dict[str, Tensor] | Path, version: int, mode: InstallMode = "reprefill"
     ) -> Future[None]:
-        """Change to other weights (tensors by Hugging Face name, or a version directory, whose checksums are
-        verified).
+        """Switch to other weights: tensors by Hugging Face name, or a version directory, which is verified.
 
         "reprefill": between two steps; running sequences have their context computed again. "finish": running
         sequences end on the old weights while new ones wait. The future raises `PolicyError` if the weights
@@ -159,13 +158,13 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """Sequences (and other orders) not yet taken up."""
+        """Sequences and other orders that have not been started."""
         return len(self._waiting) + self._inbox.qsize()
 
     def _run(self) -> None:
         try:
             while not self._closed:
-                self._obey()
+                self._process_orders()
                 if not self._closed:
                     self._step()
                 self._on_delivery()
@@ -190,8 +189,8 @@ class Engine:
         how = f"has failed: {self.failure!r}" if self.failure is not None else "has been closed"
         return UpstreamError(f"The engine {how}. Restart it.")
 
-    def _obey(self) -> None:
-        """Take orders; wait for one if there is nothing to run."""
+    def _process_orders(self) -> None:
+        """Process all orders; wait for one if there is nothing to run."""
         if not (self._active or self._waiting or self._installs):
             self._inbox.get().do()
             self._gather()
@@ -199,8 +198,8 @@ class Engine:
             self._inbox.get().do()
 
     def _gather(self) -> None:
-        """After idleness, take orders that follow at once: a batch that starts together is computed
-        together.
+        """After idleness, wait briefly for further orders, so that calls that arrive together form a
+        batch.
         """
         with contextlib.suppress(queue.Empty):
             while len(self._waiting) < self.max_batch and not self._closed:
@@ -226,7 +225,7 @@ class Engine:
         while self._waiting and len(self._active) < self.max_batch:
             if not self._waiting[0].finished:
                 self._place(self._waiting[0])
-            self._waiting.popleft()  # only now: should placing it fail, it is aborted with what waits
+            self._waiting.popleft()  # only now: if placing fails, it is aborted with the waiting sequences
 
     def _place(self, sequence: Sequence) -> None:
         rows = self.rows
@@ -249,9 +248,7 @@ class Engine:
         self.counters.prompt_tokens += len(sequence.prompt)
 
     def _prefill(self, pending: list[int]) -> None:
-        """Compute what rows lack of their contexts, as many rows as fit in a step, and sample their next
-        tokens.
-        """
+        """Compute the missing context of as many rows as fit in a step, and sample their next tokens."""
         index, width = self._prefill_batch(pending)
         start = self.rows.computed[index]
         last = self.rows.length[index] - start - 1
@@ -267,11 +264,9 @@ class Engine:
         self._sample(index, hidden[all_B, last_B] if scored else hidden[:, 0])
 
     def _prefill_batch(self, pending: list[int]) -> tuple[Ints, int]:
-        """Rows to prefill together, and the most tokens one of them lacks.
-
-        A row that shares a prefix with one of them, longer than what is cached for it, waits for the next
-        step, to copy it.
-        """
+        """Rows to prefill together, and the largest number of tokens that one of them lacks."""
+        # A row that shares more with a row of this batch than with any cached row waits for the next step,
+        # and then copies the shared prefix instead of computing it.
         rows = self.rows
         batch = list[int]()
         width = 0
@@ -316,7 +311,8 @@ class Engine:
         for row in index[rows.drawn[index] == DRAWS].tolist():
             uniforms = self._active[row].uniforms
             assert uniforms is not None
-            rows.draws[row], rows.drawn[row] = uniforms.random(DRAWS, dtype=np.float32), 0
+            rows.draws[row] = uniforms.random(DRAWS, dtype=np.float32)
+            rows.drawn[row] = 0
         uniform = rows.draws[index, rows.drawn[index]]
         sampled = sample(
             self.policy.logits(hidden_BE),
@@ -327,7 +323,8 @@ class Engine:
         )
         tokens = sampled.tokens.numpy()
         end = rows.length[index]
-        rows.tokens[index, end], rows.logprobs[index, end] = tokens, sampled.logprobs.numpy()
+        rows.tokens[index, end] = tokens
+        rows.logprobs[index, end] = sampled.logprobs.numpy()
         rows.drawn[index] += 1
         rows.length[index] += 1
         self.counters.sampled += len(index)
@@ -350,6 +347,8 @@ class Engine:
                 ended.append((row, "stop", stop))
             elif over[row]:
                 ended.append((row, "length", None))
+        # From the last row to the first: finishing a row moves the last active row into its place, which must
+        # not be one that is still to be finished.
         for row, reason, stop_reason in sorted(ended, reverse=True, key=lambda end: end[0]):
             self._finish(row, reason, stop_reason)
 
@@ -407,6 +406,7 @@ class Engine:
         sequence.prompt_scores = scores
 
     def _install(self, weights: dict[str, Tensor], version: int) -> None:
+        # Tokens of the old weights are delivered before the version changes, since a chunk has one version.
         self._flush()
         load_weights(self.policy, weights)
         self.version = version
@@ -428,8 +428,8 @@ class Engine:
             sequence.deliver(Chunk([], [], self.version, finish="abort"))
 
     def _close(self) -> None:
-        """Take no more orders, and drop all there are: one that cannot be dropped must not keep the others
-        waiting.
+        """Refuse further orders, and drop all pending ones. An error in dropping one does not affect the
+        others.
         """
         with self._ordering:
             self._closed = True
@@ -441,7 +441,7 @@ class Engine:
             try:
                 drop()
             except Exception:
-                log.exception("A call could not be told that the engine has stopped.")
+                log.exception("A caller could not be notified that the engine has stopped.")
 
 
 def build_engine(

@@ -1,11 +1,10 @@
-"""The front of an engine: a process that serves vLLM's completions protocol over HTTP, without torch and
-without weights.
+"""The front of an engine: a process without torch and weights that serves vLLM's completions protocol over
+HTTP.
 
 POST /v1/completions   GET /v1/models   GET /health   GET /stats
 
 The core starts it as `python -m trainers.engine.front LINK LISTENER PARENT` (two inherited sockets and its
-own pid) and it ends with the core, whatever ends that. SIGINT is blocked: what Ctrl-C means, the core
-decides.
+own pid), and it always ends with the core. SIGINT is blocked: the core handles Ctrl-C.
 """
 
 import asyncio
@@ -58,15 +57,15 @@ class Core:
         self._questions: dict[int, asyncio.Future[StatusAnswer]] = {}
 
     def send(self, message: ToCore) -> None:
-        """Send a message, together with others that come before the event loop turns: the core is woken
-        once for all.
+        """Queue a message. All messages of one event loop iteration are sent together, so the core wakes
+        once.
         """
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outbox.append(pack(message))
 
     def submit(self, request: CompletionRequest, hello: Hello) -> "EngineCall":
-        """Have a request's tokens sampled. Raises `RefusalError`."""
+        """Start sampling a request's tokens. Raises `RefusalError`."""
         sampling = request.sampling(hello.max_length, hello.vocab_size)
         key = next(self._keys)
         queue = asyncio.Queue[Chunk | SubmitRefused]()
@@ -83,7 +82,7 @@ class Core:
             self.send(Abort(key))
 
     async def ask(self) -> StatusAnswer:
-        """How the engine is."""
+        """The engine's status."""
         key = next(self._keys)
         answer: asyncio.Future[StatusAnswer] = asyncio.get_running_loop().create_future()
         self._questions[key] = answer
@@ -95,7 +94,7 @@ class Core:
         self._outbox.clear()
 
     async def listen(self) -> None:
-        """Hand on what comes, until the core is gone."""
+        """Dispatch the core's messages until it ends."""
         while True:
             try:
                 message = await receive(self._reader)
@@ -126,7 +125,7 @@ class EngineCall:
         return await self._queue.get()
 
     def abort(self) -> None:
-        """End it, if it has not ended."""
+        """End the call, if it has not ended."""
         self._core.abort(self._key)
 
 
@@ -171,7 +170,7 @@ class Front:
         return Response(status_code=500 if (await self.core.ask()).failed else 200)
 
     async def stats(self, _: Request) -> Response:
-        """`GET /stats`: what the engine does and has done."""
+        """`GET /stats`: the engine's load and counters."""
         return JSONResponse({"worker_id": self.hello.worker_id, **(await self.core.ask()).stats})
 
 
@@ -185,7 +184,7 @@ class Completion(Response):
         self._reply = reply
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the reply, or that the engine has stopped."""
+        """Send the reply, or status 503 if the engine has stopped."""
         watcher = asyncio.create_task(self._watch(receive))
         try:
             first = await self._call.next()
@@ -219,9 +218,9 @@ class Completion(Response):
         async for chunk in self._chunks(first):
             self._reply.feed(chunk)
             body = self._reply.event() + (self._reply.ending() if chunk.finish else b"")
-            await asyncio.sleep(
-                0
-            )  # others render too before any is sent: a client of several is then woken once, not by each
+            # Let the other replies of this step render before any is sent: a client with several calls is
+            # then woken once, not once per call.
+            await asyncio.sleep(0)
             await send({"type": "http.response.body", "body": body, "more_body": chunk.finish is None})
 
     async def _whole(self, first: Chunk, send: Send) -> None:
@@ -234,7 +233,7 @@ class Completion(Response):
 
 
 async def serve(link: socket.socket, listener: socket.socket) -> None:
-    """Serve until SIGTERM or until the core is gone."""
+    """Serve until SIGTERM or until the core ends."""
     reader, writer = await asyncio.open_unix_connection(sock=link)
     core = Core(reader, writer)
     try:

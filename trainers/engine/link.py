@@ -1,9 +1,8 @@
-"""The link between an engine's two processes: a socket pair that carries messages, each a length and a
-pickle.
+"""The link between an engine's two processes: a socket pair with messages, each a length and a pickle.
 
-The core has the weights and the engine's thread; the front speaks HTTP. A process of its own for HTTP keeps
-that work off the lock that Python's threads share, which the engine's thread needs for every step. The socket
-pair has no name, so that nothing but these two can write to it.
+The core has the weights and the engine's thread; the front serves HTTP. HTTP has its own process because it
+would compete with the engine's thread for Python's global interpreter lock. The socket pair has no name, so
+no other process can write to it, and unpickling its messages is safe.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ _LENGTH = struct.Struct("!I")
 
 
 class Hello(NamedTuple):
-    """Core to front, first of all: what is served."""
+    """Core to front, the first message: what is served."""
 
     names: tuple[str, ...]
     model: Path
@@ -56,7 +55,7 @@ class StatusQuestion(NamedTuple):
 
 
 class Chunks(NamedTuple):
-    """Core to front: all that a step of the engine delivered."""
+    """Core to front: all chunks of a step of the engine."""
 
     chunks: list[tuple[int, Chunk]]
 
@@ -81,20 +80,20 @@ ToFront = Hello | Chunks | SubmitRefused | StatusAnswer
 
 
 def pack(message: ToCore | ToFront) -> bytes:
-    """A message as it is sent."""
+    """A message as bytes for the link."""
     body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(body)) + body
 
 
 def read(stream: BinaryIO) -> ToCore:
-    """The core's next message, waited for. Raises `EOFError` if the front is gone."""
+    """Wait for the core's next message. Raises `EOFError` if the front has ended."""
     (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))
     message: ToCore = pickle.loads(_exactly(stream, length))  # noqa: S301 - our own process wrote it
     return message
 
 
 async def receive(reader: asyncio.StreamReader) -> ToFront:
-    """The front's next message, waited for. Raises `EOFError` if the core is gone."""
+    """Wait for the front's next message. Raises `EOFError` if the core has ended."""
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     message: ToFront = pickle.loads(await reader.readexactly(length))  # noqa: S301 - our own process wrote it
     return message

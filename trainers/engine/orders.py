@@ -1,4 +1,4 @@
-"""Orders to the engine's thread: work that is either done there or, if the engine stops first, dropped."""
+"""Orders to the engine's thread: work that is done there, or dropped if the engine stops first."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -9,7 +9,7 @@ from harnessgym.errors import HarnessGymError, UpstreamError
 
 @dataclass(frozen=True, slots=True)
 class EngineOrder:
-    """Work for the engine's thread, and what becomes of it if the engine stops first. Both run on that
+    """Work for the engine's thread, and its replacement if the engine stops first. Both run on that
     thread.
     """
 
@@ -20,8 +20,8 @@ class EngineOrder:
 def promise(
     done: Future[None], work: Callable[[], None], stopped: Callable[[], UpstreamError]
 ) -> EngineOrder:
-    """An order that settles a future with how the work went, or with `stopped()`; no work for a future
-    that was cancelled.
+    """An order that sets a future to the work's outcome, or to `stopped()`. The work of a cancelled future is
+    skipped.
     """
 
     def do() -> None:

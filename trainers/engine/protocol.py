@@ -1,7 +1,6 @@
-"""Requests of vLLM's completions protocol, as far as this engine serves them.
+"""The part of vLLM's completions protocol that this engine serves.
 
-What is not served is refused, never ignored: an option that vLLM has and we lack may only have the value that
-does nothing.
+Unsupported options are refused, never ignored: they may only have their neutral value.
 """
 
 from typing import Annotated, Any
@@ -33,10 +32,10 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "vllm_xargs": (None, {}),
 }
-"""Options that are not served, with the values that ask for nothing."""
+"""Unsupported options with their neutral values."""
 
 _IRRELEVANT = ("add_special_tokens", "request_id", "spaces_between_special_tokens", "user")
-"""Options that change nothing for a prompt of token ids."""
+"""Options without effect on a prompt of token ids."""
 
 TokenId = Annotated[int, Field(ge=0)]
 
@@ -51,7 +50,7 @@ class RefusalError(Exception):
         self.param = param
 
     def body(self) -> dict[str, Any]:
-        """The error as vLLM words it."""
+        """The error in vLLM's format."""
         kind = (
             "NotFoundError"
             if self.status == 404
@@ -63,7 +62,7 @@ class RefusalError(Exception):
 
 
 class StreamOptions(BaseModel):
-    """What a stream carries beside tokens."""
+    """What a stream has besides tokens."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

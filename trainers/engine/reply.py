@@ -1,6 +1,7 @@
-"""Chunks of a sequence as vLLM's completions replies, whole or streamed.
+"""Renders the chunks of a sequence as vLLM's completions replies, whole or streamed.
 
-Beside vLLM's fields every choice has `policy_versions`: run-length `[[count, version], ...]` of its tokens.
+In addition to vLLM's fields every choice has `policy_versions`: run-length `[[count, version], ...]` of its
+tokens. Text needs a tokenizer in the model folder; it is used for `text`, stop strings and token names.
 """
 
 import json
@@ -77,7 +78,7 @@ class EngineReply:
         self.completion_tokens = 0
 
     def feed(self, chunk: Chunk) -> None:
-        """Take the next chunk. A request for no tokens at all gets those of its chunks removed."""
+        """Add the next chunk. For max_tokens = 0 its tokens are removed."""
         if self.request.max_tokens == 0:
             finish = chunk.finish if chunk.finish == "abort" else "length"
             chunk = Chunk(
@@ -100,7 +101,7 @@ class EngineReply:
         return _event({**self._head, "choices": [choice], **usage})
 
     def ending(self) -> bytes:
-        """What ends a stream: usage, if asked for, and the mark."""
+        """The end of a stream: usage, if requested, and `[DONE]`."""
         options = self.request.stream_options
         usage = (
             _event({**self._head, "choices": [], "usage": self._usage()})
@@ -175,10 +176,10 @@ class EngineReply:
 
 
 class _Text:
-    """Text of chunks.
+    """The text of chunks.
 
-    While stop strings are possible it holds back what may turn out to be the start of one, and it leaves out
-    the stop string that ended the completion (unless asked for) and the end-of-sequence token.
+    It holds back text that may be the start of a stop string, and omits the stop string that ended the
+    completion (unless it is requested) and the end-of-sequence token.
     """
 
     def __init__(self, request: CompletionRequest, detokenizer: FolderDetokenizer | None) -> None:

@@ -1,4 +1,4 @@
-"""The core's end of the link: takes the front's requests to the engine, and the engine's chunks to the
+"""The core's end of the link: routes the front's requests to the engine, and the engine's chunks to the
 front.
 """
 
@@ -63,16 +63,14 @@ class EngineRouter:
         return thread
 
     def front_answers(self) -> bool:
-        """Whether the front has asked how the engine is since this was called last; it asks again and
-        again once it serves.
-        """
+        """Whether the front has queried the status since the last call of this; it does so periodically."""
         questions = self._questions
         alive = questions == 0 or questions > self._questions_seen
         self._questions_seen = questions
         return alive
 
     def flush(self) -> None:
-        """Send the chunks there are, in one message."""
+        """Send all pending chunks in one message."""
         if self._chunks:
             chunks = self._chunks
             self._chunks = []
@@ -130,7 +128,7 @@ class EngineRouter:
             del self._sequences[key]
 
     def _send(self, message: ToFront) -> None:
-        """Send a message. That the front is gone is for the listening thread to find."""
+        """Send a message. If the front has ended this does nothing: the listening thread notices it."""
         data = pack(message)
         with self._sending, contextlib.suppress(OSError):
             self._link.sendall(data)

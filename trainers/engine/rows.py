@@ -1,8 +1,8 @@
-"""The cache rows of an engine and what they hold.
+"""The cache rows of an engine and their contents.
 
-Rows [0, active) belong to running sequences, so decoding reads a slice and copies nothing; the rest keep the
-keys and values of finished sequences, where a later prompt may find its prefix. A row's content is valid for
-one salt only, and all rows are dropped when the weights change.
+Rows [0, active) belong to running sequences, so decoding reads a slice and copies nothing. The other rows
+keep the keys and values of finished sequences as a prefix cache for later prompts. A row's content is valid
+for one salt only, and all rows are dropped when the weights change.
 """
 
 import numpy as np
@@ -45,10 +45,11 @@ class SequenceRows:
         self._salts: dict[str, int] = {}
 
     def admit(self, prompt: IdArray, salt: str) -> int:
-        """Make the first row behind the active ones hold `prompt`, nothing of it computed; its number."""
+        """Put `prompt` into the first row after the active ones, with nothing computed; returns the row."""
         self._clock += 1
         row = self.active
         number = self._salts.setdefault(salt, self._clock)
+        # The cached row that the prompt will copy from is touched, so that it is not the victim.
         source, shared = self._match(prompt, number)
         if shared:
             self._touch(source)
@@ -57,7 +58,9 @@ class SequenceRows:
             self._copy(row, victim)
         self._touch(row)
         self.tokens[row, : len(prompt)] = prompt
-        self.length[row], self.computed[row], self.salt[row] = len(prompt), 0, number
+        self.length[row] = len(prompt)
+        self.computed[row] = 0
+        self.salt[row] = number
         self.drawn[row] = DRAWS
         self.active += 1
         return row
@@ -75,10 +78,10 @@ class SequenceRows:
         return last
 
     def reuse(self, row: int) -> int:
-        """Copy the longest computed prefix of the row's tokens that another row holds; its length.
+        """Copy the longest computed prefix of the row's tokens from another row; returns its length.
 
-        At least one token is left to compute. A finished sequence that the row wholly contains is dropped:
-        what it could serve, the row can.
+        At least one token is left to compute. A finished sequence that the row contains completely is
+        dropped, since the row can serve the same prefixes.
         """
         source, shared = self.reusable(row)
         if shared == 0:
@@ -134,9 +137,7 @@ class SequenceRows:
         return (int(rows[best]), int(shared[best])) if shared[best] >= _WORTH else (0, 0)
 
     def _victim(self) -> int:
-        """An empty row, or else the one that has gone unused the longest, among those that hold no running
-        sequence.
-        """
+        """An empty row or else the least recently used one, among those without a running sequence."""
         used = np.where(self.computed[self.active :] == 0, -1, self.touched[self.active :])
         return self.active + int(used.argmin())
 

@@ -1,7 +1,7 @@
-"""One request inside the engine, and what the engine says about it.
+"""One request inside the engine, and its output.
 
-A `SequenceSampling` and a prompt go in; `Chunk`s come out, each of tokens sampled under one policy version,
-the last one with a finish reason.
+The input is a prompt and a `SequenceSampling`. The output are `Chunk`s, each with tokens of one policy
+version; the last one has a finish reason.
 """
 
 from collections.abc import Callable
@@ -110,8 +110,8 @@ class Sequence:
 
 
 class StopMatcher:
-    """Finds stop strings in the text of a growing completion; `decode` turns one more token into the text
-    it completes.
+    """Finds stop strings in the text of a growing completion; `decode` returns the text that a token
+    completes.
     """
 
     def __init__(self, stops: tuple[str, ...], decode: Callable[[int], str]) -> None:
@@ -124,6 +124,6 @@ class StopMatcher:
         """The stop string that this token completes, if any."""
         piece = self._decode(token)
         window = self._tail + piece
-        found = [(window.find(stop), stop) for stop in self._stops if stop in window]
+        matches = [(window.find(stop), stop) for stop in self._stops if stop in window]
         self._tail = window[len(window) - self._keep :] if self._keep else ""
-        return min(found)[1] if found else None
+        return min(matches)[1] if matches else None

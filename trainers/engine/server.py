@@ -1,5 +1,5 @@
-"""An embedded engine's process, the core: weights, the engine's thread and the weight agent. HTTP is its
-child's work.
+"""An embedded engine's core process: weights, the engine's thread and the weight agent. Its child serves
+HTTP.
 
 harnessgym engine MODEL_DIR --port 8000
 """
@@ -32,9 +32,9 @@ from trainers.weights.settings import AgentSettings
 
 
 class FrontProcess:
-    """A front that has been started and, at the other end of `link`, waits to be told what to serve.
+    """A started front, which waits at the other end of `link` for the `Hello` message.
 
-    It is killed when the thread that makes it ends: make it on the main thread.
+    It is killed when the thread that creates it ends: create it on the main thread.
     """
 
     def __init__(self, listener: socket.socket) -> None:
@@ -46,19 +46,19 @@ class FrontProcess:
             self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=fds)
 
     def stop(self, grace_s: float) -> None:
-        """Have it take no more requests, and wait for those it has for at most `grace_s`."""
+        """Refuse further requests, and wait at most `grace_s` for those in flight."""
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(grace_s)
 
     def reap(self) -> int:
-        """Wait for one that has let go of the link; its exit status."""
+        """Wait for a front that has closed the link; returns its exit status."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0.5)
         return self.close()
 
     def close(self) -> int:
-        """End it, within half a second; its exit status."""
+        """End it within half a second; returns its exit status."""
         self.stop(0.5)
         self._process.kill()
         self.link.close()
@@ -78,7 +78,7 @@ def _interrupts_blocked() -> Iterator[None]:
 log = logging.getLogger(__name__)
 
 _GRACE_S = 1.0
-"""Time that requests in flight get to end by themselves; then they end with "abort"."""
+"""Time for requests in flight to end by themselves; then they end with "abort"."""
 
 _M_MMAP_THRESHOLD = -3
 _M_TRIM_THRESHOLD = -1
@@ -100,18 +100,18 @@ class EngineInstaller:
         return self._engine.version
 
     async def look(self) -> None:
-        """What this process serves is known."""
+        """Do nothing: the version is known in this process."""
 
     async def pause(self) -> None:
-        """Calls in flight are computed again."""
+        """Do nothing: the contexts of calls in flight are computed again."""
 
     async def resume(self) -> None:
-        """It never stopped."""
+        """Do nothing: the engine never paused."""
 
     async def install(self, weights: dict[str, torch.Tensor], version: PolicyVersion) -> None:
-        """Serve other weights, and compute one forward pass.
+        """Serve other weights, and check them with one forward pass.
 
-        Raises `PolicyError` if they do not fit or compute nothing usable; the old ones are served then.
+        Raises `PolicyError` if they do not fit or compute nothing usable; the old ones are then served.
         Raises `UpstreamError` if the engine has stopped.
         """
         before = self.version
@@ -128,8 +128,8 @@ class EngineInstaller:
 
 
 def load_engine(settings: EngineSettings) -> Engine:
-    """The engine that the settings describe, not yet started, with the newest committed version if it
-    follows a policy.
+    """The engine of these settings, not yet started, with the newest committed version if it follows a
+    policy.
     """
     torch.set_num_threads(settings.threads)
     policy = load_policy(settings.model, getattr(torch, settings.dtype))
@@ -146,13 +146,14 @@ def load_engine(settings: EngineSettings) -> Engine:
 
 
 def _load_newest(policy: Policy, agent: AgentSettings) -> int:
-    """Load the newest committed version, if there is one; the version that the policy then is."""
+    """Load the newest committed version, if there is one; returns the policy's version."""
     with TraceStore.open(agent.store) as store:
-        found = read_newest(store, agent.policy_id, agent.mirror)
-    if found is None:
+        newest = read_newest(store, agent.policy_id, agent.mirror)
+    if newest is None:
         return 0
-    load_weights(policy, found[1])
-    return found[0].version
+    version, weights = newest
+    load_weights(policy, weights)
+    return version.version
 
 
 def listen(settings: EngineSettings) -> socket.socket:
@@ -168,9 +169,8 @@ def listen(settings: EngineSettings) -> socket.socket:
 
 
 def keep_memory() -> None:
-    """Tell glibc to keep freed blocks: by default each large activation is mapped, zeroed page by page and
-    unmapped again.
-    """
+    """Configure glibc to keep freed blocks."""
+    # By default each large activation is mapped, zeroed page by page and unmapped again.
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
@@ -192,7 +192,7 @@ async def follow(engine: Engine, settings: EngineSettings, address: str) -> None
 
 
 async def run(engine: Engine, settings: EngineSettings, front: FrontProcess, address: str) -> None:
-    """Serve until SIGINT or SIGTERM, then end engine and front. Raises what ended the agent, or
+    """Serve until SIGINT or SIGTERM, then end engine and front. Raises the agent's error, or
     `SystemExit(1)`.
     """
     loop = asyncio.get_running_loop()
@@ -220,10 +220,10 @@ async def run(engine: Engine, settings: EngineSettings, front: FrontProcess, add
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end)
-    board = EngineRouter(engine, settings, front.link)
-    engine.start(lambda _: loop.call_soon_threadsafe(end, SystemExit(1)), board.flush)
-    heartbeat.follow(loop, board.front_answers)
-    listening = board.start(
+    router = EngineRouter(engine, settings, front.link)
+    engine.start(lambda _: loop.call_soon_threadsafe(end, SystemExit(1)), router.flush)
+    heartbeat.follow(loop, router.front_answers)
+    listening = router.start(
         lambda: loop.call_soon_threadsafe(ready.set), lambda: loop.call_soon_threadsafe(lost)
     )
     following = asyncio.create_task(announce())
@@ -242,8 +242,8 @@ async def run(engine: Engine, settings: EngineSettings, front: FrontProcess, add
 def serve(settings: EngineSettings) -> None:
     """Serve until SIGINT or SIGTERM. Prints one line with the address when it does.
 
-    Raises `PolicyError` if the policy has a version that cannot be served: no restart mends that. Exits with
-    status 1 if the engine's thread fails or the front dies: a restart does.
+    Raises `PolicyError` if the policy has a version that cannot be served: a restart does not help. Exits
+    with status 1 if the engine's thread fails or the front dies: a restart helps.
     """
     keep_memory()
     listener = listen(settings)
@@ -252,7 +252,8 @@ def serve(settings: EngineSettings) -> None:
     front = FrontProcess(listener)
     try:
         engine = load_engine(settings)
-        # what is there stays: looking through it for garbage would hold up a step for tens of milliseconds
+        # These objects live as long as the process. If the garbage collector looked through them, a step
+        # would stall for tens of milliseconds.
         gc.freeze()
         asyncio.run(run(engine, settings, front, address))
     finally:

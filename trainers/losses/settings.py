@@ -20,7 +20,8 @@ class NamedPart(Config):
     """`module:function`. It takes `Tokens` and the fields, and returns float [N]."""
 
     of_rollouts: ClassVar[bool] = False
-    """Whether it always needs whole rollouts. Otherwise `Tokens` may hold parts of rollouts, without times."""
+    """Whether it always needs whole rollouts. Otherwise `Tokens` may hold parts of rollouts, without
+    times."""
 
     name: str = ""
     """The name in the run file."""
@@ -66,9 +67,9 @@ class PpoLoss(LossSettings):
         """The error if neither the loss nor a correction has the ratio to the policy that sampled."""
         if update.proximal == "current" and not any(each.weighs for each in update.weights):
             return (
-                f"{self.name} with proximal = 'current' has the ratio 1 everywhere, and no correction weights "
-                "by pi/mu, so off-policy tokens are trained as if on-policy: add tis, mis or icepop, or set "
-                "loss = 'reinforce' if this is intended"
+                f"{self.name} with proximal = 'current' has the ratio 1 everywhere, and no correction "
+                "weights by pi/mu, so off-policy tokens are trained as if on-policy: add tis, mis or icepop, "
+                "or set loss = 'reinforce' if this is intended"
             )
         return None
 
@@ -100,14 +101,16 @@ class DecoupledPpo(PpoLoss):
             return reason
         if not any(each.weighs for each in update.weights):
             return (
-                "decoupled_ppo without a weight pi_prox/mu trains off-policy tokens as if on-policy: add tis, "
-                "mis or icepop"
+                "decoupled_ppo without a weight pi_prox/mu trains off-policy tokens as if on-policy: add "
+                "tis, mis or icepop"
             )
         return None
 
 
 class Gspo(LossSettings):
-    """One ratio per rollout, the geometric mean of its tokens' ratios. Meant for normalisation = "rollout"."""
+    """One ratio per rollout, the geometric mean of its tokens' ratios. Meant for normalisation =
+    "rollout".
+    """
 
     function = "trainers.losses.clipped:gspo"
     of_rollouts = True

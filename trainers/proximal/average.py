@@ -19,10 +19,10 @@ from trainers.world import World
 class MovingAverage:
     """theta_prox = sum beta^(t-k) theta_k / sum beta^(t-k) over all versions k <= t, including the first.
 
-    beta = W / (W + 2) for tokens up to W versions old. If corrections keep a smaller share of a batch's tokens
-    than `reset_below`, the average starts again from the weights after this step. It needs one more copy of the
-    weights. (arXiv 2605.12070; the formula and the reset are taken from a third party's note, the moment of the
-    reset within the step is our choice.)
+    beta = W / (W + 2) for tokens up to W versions old. If corrections keep a smaller share of a batch's
+    tokens than `reset_below`, the average starts again from the weights after this step. It needs one more
+    copy of the weights. (arXiv 2605.12070; the formula and the reset are taken from a third party's note, the
+    moment of the reset within the step is our choice.)
     """
 
     def __init__(self, policy: Policy, update: UpdateSettings, settings: Ewma, world: World) -> None:

@@ -1,5 +1,5 @@
-"""The contract of a proximal policy that needs forward passes with other weights, before the update's own; and
-the functions that exchange weights. In each process they act on its own part of a sharded policy.
+"""The contract of a proximal policy that needs forward passes with other weights, before the update's own;
+and the functions that exchange weights. In each process they act on its own part of a sharded policy.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,9 @@ class Proximal(Protocol):
     """A proximal policy. Every process has one, and all processes call its methods together."""
 
     def logprobs(self, rows: Sequence[Row]) -> list[FloatArray]:
-        """Logprobs of the trained tokens of each row, float32 [T]; the values of other tokens are not used."""
+        """Logprobs of the trained tokens of each row, float32 [T]; the values of other tokens are not
+        used.
+        """
         ...
 
     def stepped(self, metrics: UpdateMetrics) -> None:

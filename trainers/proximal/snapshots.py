@@ -1,8 +1,8 @@
 """Scores each token in the trainer under the version that sampled it: the old logprobs that asynchronous
 training lacks.
 
-With these, pi_prox / mu is only the mismatch of engine and trainer, and pi / pi_prox only staleness ("Missing Old
-Logits", arXiv 2605.12070, route (a)).
+With these, pi_prox / mu is only the mismatch of engine and trainer, and pi / pi_prox only staleness ("Missing
+Old Logits", arXiv 2605.12070, route (a)).
 """
 
 from collections.abc import Sequence
@@ -29,8 +29,9 @@ from trainers.world import World
 class Snapshots:
     """Copies of the newest published versions in main memory, by number: at most `kept`.
 
-    A version is read from disk when a batch first has tokens of it, so it has the weights that engines sampled
-    with, rounded as published. There is nothing to checkpoint: a resumed trainer reads the versions again.
+    A version is read from disk when a batch first has tokens of it, so it has the weights that engines
+    sampled with, rounded as published. There is nothing to checkpoint: a resumed trainer reads the versions
+    again.
     """
 
     def __init__(
@@ -80,8 +81,8 @@ class Snapshots:
         """Do nothing: there is no state."""
 
     def _of(self, version: int) -> list[Tensor]:
-        """The part of a version's weights in this process, in main memory. Raises `TrainerError` if the version was
-        removed.
+        """The part of a version's weights in this process, in main memory. Raises `TrainerError` if the
+        version was removed.
         """
         if version not in self._held:
             own = copies(self.policy)

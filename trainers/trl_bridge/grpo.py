@@ -1,12 +1,13 @@
 """TRL's GRPOTrainer on the batches of a run, with the correction that it leaves out.
 
-Its `rollout_func` may give logprobs; but without vLLM the trainer stores them and does not use them: the
-ratio of the first step is 1 whatever was given, and tokens of an older policy are trained as if the present
-one had sampled them. The trainer here uses them, as our own does: either ratios are clipped against the
-policy that sampled (proximal "behaviour"), or tokens are weighted by a correction of the ratio between the
-policy that the step starts from and that one (proximal "current").
+TRL's `rollout_func` may return logprobs, but without vLLM the trainer does not use them: the ratio of the
+first step is always 1, and tokens of an older policy are trained as if the current one had sampled them. The
+trainer here uses them, like HarnessGym's own: either ratios are clipped against the policy that sampled
+(proximal "behaviour"), or tokens are weighted by a correction of the ratio between the policy at the start of
+the step and the one that sampled (proximal "current").
 
-Advantages, losses, KL and whatever else are TRL's, as its arguments say.
+The `rollout_func` here returns the next batch of the run and ignores TRL's prompts, because the run chooses
+its tasks. Advantages, losses, KL and all else are TRL's, by its arguments.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,10 +39,10 @@ _RIGHT = ("completion_ids", "completion_mask", "tool_mask", "sampling_per_token_
 
 
 def appended(output: dict[str, Any], places: Sequence[int], added: Sequence[Sample]) -> dict[str, Any]:
-    """TRL's batch with samples added, each with the advantage of the sample that stands at its place.
+    """TRL's batch with samples added, each with the advantage of the sample at its place.
 
-    Raises `TrainerError` if the batch has what is not known of the added ones: logprobs of a reference
-    policy, images.
+    Raises `TrainerError` if the batch has fields that the added samples lack: logprobs of a reference policy,
+    images.
     """
     unknown = output.keys() - {*_LEFT, *_RIGHT, "advantages", "num_items_in_batch"}
     if unknown:
@@ -64,7 +65,7 @@ def appended(output: dict[str, Any], places: Sequence[int], added: Sequence[Samp
 
 
 def _joined(padded: Tensor, rows: Sequence[Sequence[float]], *, left: bool) -> Tensor:
-    """[B + len(rows), T] with zeros where a row is shorter: masks say which tokens count."""
+    """[B + len(rows), T], padded with zeros; masks say which tokens count."""
     length = max(padded.size(1), *map(len, rows))
 
     def fitted(tensor: Tensor) -> Tensor:
@@ -76,14 +77,14 @@ def _joined(padded: Tensor, rows: Sequence[Sequence[float]], *, left: bool) -> T
 
 
 class RolloutFunc:
-    """Takes a batch each time that it is called, and waits for it."""
+    """Waits for a batch and takes it, each time that it is called."""
 
     def __init__(self, run: TrainingRun) -> None:
         self.run = run
         self.taken: TakenBatch | None = None
         """The last batch."""
         self.batch = SampledBatch((), ())
-        """The same, as samples."""
+        """The last batch, as samples."""
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
         """{prompt_ids, completion_ids, logprobs, env_mask, reward}, a list entry a rollout, groups one after
@@ -128,7 +129,8 @@ class RunGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     """Trains a run's policy; `args` must agree with the run (see `grpo_arguments`), and further arguments are
     GRPOTrainer's.
 
-    Raises `TrainerError` for what cannot be: another batch than the run's, several processes, vLLM, adapters.
+    Raises `TrainerError` for unsupported arguments: another batch size than the run's, several processes,
+    vLLM, adapters.
     """
 
     def __init__(
@@ -142,7 +144,7 @@ class RunGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     ) -> None:
         _check_arguments(run, args, proximal)
         if further.get("peft_config") is not None:
-            raise TrainerError("A policy version has whole weights, not an adapter: leave peft_config out.")
+            raise TrainerError("A policy version has full weights, not an adapter: leave peft_config out.")
         self.run = run
         self.proximal = proximal
         self.correction = correction
@@ -165,7 +167,9 @@ class RunGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.add_callback(_Publishing(self))
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train the steps that the run has left; nothing if there are none, which `max_steps` cannot say."""
+        """Train the run's remaining steps. Does nothing if there are none, which `max_steps` cannot
+        express.
+        """
         return super().train(*args, **kwargs) if self.run.steps_left else None
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -179,7 +183,7 @@ class RunGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _with_further(
         self, output: dict[str, Any], further: tuple[tuple[int, Sample], ...]
     ) -> dict[str, Any]:
-        """The samples with those of further rows, which have the advantage of their rollout."""
+        """The samples plus those of further rows, which have the advantage of their rollout."""
         if not further:
             return output
         if self.loss_type not in _BY_TOKENS:
@@ -194,7 +198,7 @@ class RunGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return appended(output, places, added)
 
     def _corrected(self, output: dict[str, Any]) -> dict[str, Any]:
-        """With the recorded logprobs put where the loss uses them."""
+        """The samples with the recorded logprobs where the loss uses them."""
         sampled_BT = output["sampling_per_token_logps"]
         if self.proximal == "behaviour":
             return output | {"old_per_token_logps": sampled_BT}
@@ -208,7 +212,7 @@ class RunGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         }
 
     def _logprobs(self, output: dict[str, Any]) -> Tensor:
-        """Of the completions under the policy that the step starts from, float [B, T]."""
+        """Logprobs of the completions under the policy at the start of the step, float [B, T]."""
         ids_BT = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
         mask_BT = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
         length = output["completion_ids"].size(1)
@@ -224,8 +228,8 @@ class RunGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
 
 def grpo_arguments(run: TrainingRun) -> dict[str, Any]:
-    """What a `GRPOConfig` must agree with the run in, for one micro-batch a step; and no logs or
-    checkpoints of TRL's own.
+    """The arguments in which a `GRPOConfig` must agree with the run, for one micro-batch per step, and
+    without TRL's own logs and checkpoints.
     """
     return run.arguments | {
         "num_generations": run.options.group_size,
@@ -234,8 +238,8 @@ def grpo_arguments(run: TrainingRun) -> dict[str, Any]:
 
 
 def _check_arguments(run: TrainingRun, args: GRPOConfig, proximal: str) -> None:
-    """One optimizer step a batch, at the temperature that was sampled at. Raises `TrainerError` naming
-    what does not fit.
+    """Require one optimizer step per batch, at the sampling temperature. Raises `TrainerError` naming the
+    argument that does not fit.
     """
     if run.config.generate.selector in _LARGER:
         raise TrainerError(
@@ -262,7 +266,7 @@ def _check_arguments(run: TrainingRun, args: GRPOConfig, proximal: str) -> None:
 
 
 class _Publishing(TrainerCallback):  # type: ignore[misc]
-    """Publishes what training starts from, and each step's weights."""
+    """Publishes the weights before the first step and after each step."""
 
     def __init__(self, trainer: RunGRPOTrainer) -> None:
         self.trainer = trainer

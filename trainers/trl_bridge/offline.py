@@ -1,9 +1,8 @@
 """Training on recorded rollouts by TRL's own trainers: supervised, by rejection sampling, or on preference
 pairs (DPO).
 
-What the losses see are the recorded token ids, nothing is tokenised again and nothing cut off, and what tools
-and users said is masked in all of them. The result is a Hugging Face folder like the one that training starts
-from.
+The losses see the recorded token ids: nothing is tokenised again or cut off, and text of tools and users is
+masked in all of them. The result is a Hugging Face folder like the one from which training starts.
 """
 
 import tempfile
@@ -122,15 +121,15 @@ Method = Literal["sft", "rejection", "dpo"]
 
 @dataclass(frozen=True, slots=True)
 class OfflineTraining:
-    """What came of it."""
+    """The result of offline training."""
 
     folder: Path
     rollouts: int
-    """That have tokens and a reward."""
+    """Rollouts that have tokens and a reward."""
     examples: int
     """Rows, or pairs of rows."""
     tokens: int
-    """Learnt, in one epoch."""
+    """Tokens that are learnt in one epoch."""
     steps: int
     loss: float
     """Mean over the steps."""
@@ -145,11 +144,11 @@ def train_offline(
     settings: Mapping[str, Any],
     min_reward: float | None = None,
 ) -> OfflineTraining:
-    """Train a copy of the policy at `policy` and write it to `out`, a folder that is new or empty.
+    """Train a copy of the policy at `policy` and write it to `out`, a new or empty folder.
 
-    sft learns all rollouts, rejection the best of each group, both only those with at least `min_reward`; dpo
+    sft learns all rollouts and rejection the best of each group, if they have at least `min_reward`; dpo
     prefers the best of each group to its worst. `settings` are those of TRL's `SFTConfig` or `DPOConfig`.
-    Raises `ConfigError` for a setting that TRL does not have, or if there is nothing to learn from,
+    Raises `ConfigError` for a setting that TRL does not have, or if there is nothing to learn from, and
     `TraceError` for rollouts that several policies sampled.
     """
     known = [rollout for rollout in graded(store, rollout_ids) if rollout.rows]
@@ -184,7 +183,7 @@ def graded(store: TraceStore, rollout_ids: Iterable[str]) -> Iterable[GradedRoll
 def examples_of(
     method: Method, rollouts: Sequence[GradedRollout], min_reward: float | None = None
 ) -> list[Example]:
-    """What a method learns from."""
+    """The examples from which a method learns."""
     if method == "dpo":
         return preferences(rollouts)
     chosen = best_of_groups(rollouts) if method == "rejection" else rollouts
@@ -215,7 +214,7 @@ def make_trainer(method: Method, policy: Path, examples: list[Example], settings
 
 
 class _RecordedDPOTrainer(DPOTrainer):  # type: ignore[misc]
-    """DPO on tokens that are there already; what a completion has of others than the policy is masked."""
+    """DPO on recorded tokens. Tokens of a completion that the policy did not sample are masked."""
 
     data_collator: Any
 
@@ -235,7 +234,9 @@ class _RecordedDPOTrainer(DPOTrainer):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class _Collator:
-    """TRL's collator of preference pairs, whose mask takes a whole completion for the policy's."""
+    """Wraps TRL's collator of preference pairs, which treats every token of a completion as the policy's, and
+    corrects its mask.
+    """
 
     inner: Any
 

@@ -1,8 +1,7 @@
 """Training rows as TRL's samples.
 
-The prompt of a sample is what stands before the first trained token of its row; the completion is the rest,
-with what tools and users said in it masked. Ids, mask and logprobs are the recorded ones: nothing is
-tokenised again.
+The prompt of a sample is the part of its row before the first trained token; the completion is the rest, with
+text of tools and users masked. Ids, mask and logprobs are the recorded ones: nothing is tokenised again.
 """
 
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ class Sample:
     env_mask: list[int]
     """1 where the policy sampled the token and this sample trains it."""
     reward: float | None
-    """None for a place of the group that no rollout fills: it counts in no mean."""
+    """None for a place in the group without a rollout, which counts in no mean."""
 
 
 def sample_of(row: Row, reward: float | None) -> Sample:
@@ -41,23 +40,23 @@ def sample_of(row: Row, reward: float | None) -> Sample:
 
 
 def empty_sample(rollout_id: str, reward: float | None) -> Sample:
-    """A sample that trains nothing: one masked token after another."""
+    """A sample that trains nothing: a prompt of one token and a masked completion of one token."""
     return Sample(rollout_id, [0], [0], [0.0], [0], reward)
 
 
 @dataclass(frozen=True, slots=True)
 class SampledBatch:
-    """One sample for each place of each group, and the further rows of those rollouts that have several."""
+    """One sample for each place of each group, and the further rows of rollouts that have several."""
 
     first: tuple[Sample, ...]
     """`size` samples for each group, in the groups' order."""
     further: tuple[tuple[int, Sample], ...]
-    """With the place in `first` of a sample of the same rollout."""
+    """Each with the index in `first` of the rollout's first sample."""
 
 
 def samples_of(groups: Sequence[LoadedGroup], size: int) -> SampledBatch:
-    """Groups of at most `size` rollouts. A place whose rollout was not graded, and a rollout that trains
-    nothing, is empty.
+    """The samples of groups of at most `size` rollouts. A place whose rollout was not graded or trains
+    nothing has an empty sample.
 
     Raises `TrainerError` for a larger group: TRL would compare some of its rollouts with the next group's.
     """
@@ -80,25 +79,25 @@ def samples_of(groups: Sequence[LoadedGroup], size: int) -> SampledBatch:
 
 
 def fields_of(samples: Sequence[Sample]) -> dict[str, list[Any]]:
-    """What a `rollout_func` of TRL returns, with each sample's `reward`; see `recorded_reward`."""
+    """The return value of a TRL `rollout_func`, with each sample's `reward`; see `recorded_reward`."""
     names = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward")
     return {name: [getattr(sample, name) for sample in samples] for name in names}
 
 
 def one_advantage(row: Row, value: float | FloatArray) -> float:
-    """The advantage of all tokens that a row trains. Raises `TrainerError` if they have several: a sample
-    has one.
+    """The advantage that all trained tokens of a row share. Raises `TrainerError` if they have several,
+    because a sample has one.
     """
-    found = np.unique(np.broadcast_to(np.asarray(value, np.float64), row.ids.shape)[row.mask != 0])
-    if len(found) > 1:
+    values = np.unique(np.broadcast_to(np.asarray(value, np.float64), row.ids.shape)[row.mask != 0])
+    if len(values) > 1:
         raise TrainerError(
-            f"The tokens of rollout {row.rollout_id} have {len(found)} different advantages, and a sample of "
-            "TRL has one: choose an estimator that gives one a rollout (trainer.advantage), or algorithm = "
-            "'grpo'."
+            f"The tokens of rollout {row.rollout_id} have {len(values)} different advantages, and a sample "
+            "of TRL has one: choose an estimator that gives one a rollout (trainer.advantage), or algorithm "
+            "= 'grpo'."
         )
-    return float(found[0])
+    return float(values[0])
 
 
 def recorded_reward(*, reward: list[float | None], **_: Any) -> list[float | None]:
-    """TRL's reward function for rollouts that were graded where they ran."""
+    """TRL's reward function: returns the recorded rewards."""
     return reward

@@ -1,12 +1,11 @@
-"""A run as a trainer sees it that is not ours: groups come in batches, and each batch that was trained makes
-a version.
+"""A run's interface for an external trainer: groups come in batches, and each trained batch makes a version.
 
-It stands where `trainers.learner.Learner` stands: named as `trainer.algorithm`, in the process that the run's
-supervisor keeps. Proxy, engines and node go on meanwhile, and the engines install each version by delta, one
-after the other.
+It replaces `trainers.learner.Learner` and is named as `trainer.algorithm`; it runs in the process that the
+run's supervisor keeps. Proxy, engines and node continue in the meantime, and the engines install each version
+by delta, one after the other.
 
-What can be reproduced are the published weights. A trainer that is started again goes on from the newest of
-them with a fresh optimizer; batches that made no version by then are handed out again.
+Only the published weights can be reproduced. A restarted trainer continues from the newest of them with a
+fresh optimizer; batches that made no version by then are handed out again.
 """
 
 import shutil
@@ -42,23 +41,23 @@ from trainers.weights.publish import Publisher
 
 @dataclass(frozen=True, slots=True)
 class TakenBatch:
-    """A batch that was handed out, and the version that it makes."""
+    """A batch that was handed out, and the version that it will make."""
 
     groups: tuple[LoadedGroup, ...]
     parent: int
-    """The version that its step starts from; it may not be published yet."""
+    """The version from which its step starts; it may not be published yet."""
     version: PolicyVersion
     chain: VersionChain
-    """Of all versions up to `parent`."""
+    """All versions up to `parent`."""
     waited_s: float
 
     def staleness(self, versions: IdArray) -> int:
-        """Of the oldest of some tokens, whose sampling versions these are, int32 [T]."""
+        """Staleness of the oldest token, given the tokens' sampling versions, int32 [T]."""
         return self.chain.oldest(self.parent, [versions])
 
     def trained_with(self, advantages: Mapping[str, float]) -> tuple[TrainedRollout, ...]:
-        """What the ledger says of its rollouts, with one advantage each, by id; zero for those that are
-        not named.
+        """The ledger entries of its rollouts. `advantages` has one advantage per rollout id; others have
+        zero.
         """
         members = [
             (member, rows)
@@ -112,13 +111,13 @@ class TrainingRun:
 
     @property
     def newest(self) -> PolicyVersion | None:
-        """The newest version that is published."""
+        """The newest published version."""
         return self.store.read(lambda conn: policies.latest(conn, self.policy_id))
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the arguments of any trainer of TRL must agree with the run in; and no logs or checkpoints
-        of TRL's own.
+        """The arguments in which every TRL trainer must agree with the run, without TRL's own logs and
+        checkpoints.
         """
         return {
             "output_dir": str(self.folder.of_policy / "trl"),
@@ -133,23 +132,25 @@ class TrainingRun:
 
     @property
     def steps_left(self) -> int:
-        """Batches that the run still wants trained."""
+        """The number of batches that the run still trains."""
         newest = self.newest
         return self.options.steps - (newest.step if newest else 0)
 
     @property
     def pending(self) -> int:
-        """Batches that were handed out and made no version yet."""
+        """The number of batches that were handed out and have made no version yet."""
         with self._lock:
             return len(self._pending)
 
     @property
     def batch_rollouts(self) -> int:
-        """Rollouts of a batch, if none is missing."""
+        """Rollouts in a batch, if none is missing."""
         return self.options.groups_per_step * self.options.group_size
 
     def model_folder(self) -> Path:
-        """A Hugging Face folder with the newest published weights; the policy's own before there are any."""
+        """A Hugging Face folder with the newest published weights, or the policy's own before the first
+        version.
+        """
         source = Path(self.config.policy.path)
         newest = self.newest
         if newest is None:
@@ -160,9 +161,9 @@ class TrainingRun:
         return folder
 
     def begin(self, weights: dict[str, Tensor]) -> None:
-        """Publish what training starts from, Hugging Face names, as version 0 of a run that has none.
+        """Publish the starting weights, by Hugging Face name, as version 0 of a run without versions.
 
-        Raises `TrainerError` if the run has versions and these are not the newest one's weights.
+        Raises `TrainerError` if the run has versions and these are not the weights of the newest.
         """
         newest = self.newest
         if newest is not None:
@@ -190,11 +191,11 @@ class TrainingRun:
             self.store.write(lambda conn: policies.publish(conn, self.policy_id, start))
 
     def take(self, looking: Callable[[], None] = lambda: None) -> TakenBatch:
-        """The next batch; waits until its groups are complete. What `looking` raises, before each look, ends
-        the waiting.
+        """The next batch; waits until its groups are complete. `looking` is called before each query of the
+        store; an exception from it ends the waiting.
 
-        Batches may be taken before earlier ones have made their version: staleness counts from the version
-        that they will.
+        Batches may be taken before earlier ones have made their versions; staleness counts from the version
+        that they will make.
         """
         with self._lock:
             ahead = [batch.version for batch in self._pending]
@@ -226,12 +227,11 @@ class TrainingRun:
         return batch
 
     def commit(self, weights: dict[str, Tensor], trained: Sequence[TrainedRollout]) -> int:
-        """Publish what the oldest batch taken was trained into, and enter it in the ledger; returns the
-        version.
+        """Publish the weights after the oldest taken batch, and enter it in the ledger; returns the version.
 
-        `weights`, under their Hugging Face names, must stay as they are from here on; `trained` has all
-        rollouts of the batch. Raises `TrainerError` if no batch was taken, or weights are not finite: nothing
-        is published then.
+        The caller must not change `weights`, by Hugging Face name, afterwards; `trained` has all rollouts of
+        the batch. Raises `TrainerError` if no batch was taken or weights are not finite; nothing is then
+        published.
         """
         with self._lock:
             if not self._pending:
@@ -246,9 +246,12 @@ class TrainingRun:
         number = taken.version.version
         made = self._publisher.publish(number, taken.parent, weights, taken.version.step)
         version = replace(
-            taken.version, kind=made.kind, path=str(version_path(self.folder.versions, number)), checksum=made.checksum,
+            taken.version,
+            kind=made.kind,
+            path=str(version_path(self.folder.versions, number)),
+            checksum=made.checksum,
             bytes=made.bytes,
-        )  # fmt: skip
+        )
         excluded = tuple(tokens for group in taken.groups for tokens in group.excluded)
         record = StepRecord(
             version, tuple(group.group.id for group in taken.groups), tuple(trained), excluded
@@ -261,7 +264,7 @@ class TrainingRun:
         return number
 
     def _log(self, taken: TakenBatch, trained: Sequence[TrainedRollout]) -> None:
-        """A line of the run's metrics."""
+        """Append a line to the run's metrics."""
         now = time.perf_counter()
         given_up = self._collector.given_up(taken.parent)
         line = {
@@ -283,7 +286,7 @@ class TrainingRun:
 
 
 def _check(config: RunConfig) -> None:
-    """Refuse what only our own trainer does. Raises `TrainerError`."""
+    """Raises `TrainerError` for settings that only HarnessGym's own trainers support."""
     trainer = config.trainer
     refused = {
         "trainer.processes": trainer.processes > 1,
@@ -297,7 +300,7 @@ def _check(config: RunConfig) -> None:
     }
     wrong = next((name for name, given in refused.items() if given), None)
     if wrong:
-        raise TrainerError(f"{wrong} is done by the trainer of HarnessGym alone, not by TRL: leave it out.")
+        raise TrainerError(f"{wrong} is only supported by HarnessGym's trainers, not by TRL: leave it out.")
     if config.policies:
         raise TrainerError(
             "TRL trains one policy, and this run has several ([[policies]]): train them with algorithm = "

@@ -1,9 +1,9 @@
 """The weight agent: keeps an engine worker on the newest committed version of its policy.
 
 At most f workers of a policy update at a time (leases in the trace store). An update drains the worker at the
-proxy, installs, checks, and puts the worker back with its new version. Whatever fails on the way, the engine
-goes on serving what it has, and the agent tries again. Only a version that cannot be served ends the agent: a
-worker that stayed behind for good would hold up the whole run, which waits for its slowest worker.
+proxy, installs and checks the weights, and announces the worker with its new version. If a step fails, the
+engine continues to serve its old version, and the agent tries again. Only a version that cannot be served
+ends the agent: a worker that stays behind would hold up the whole run, which waits for its slowest worker.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from harnessgym.store.watch import StoreWatch
 from harnessgym.store.workers import WorkerRow, WorkerState
 from trainers.weights.chain import read_from, read_version
 from trainers.weights.manifest import Manifest
-from trainers.weights.mirror import fetched, mended
+from trainers.weights.mirror import fetched, repaired
 from trainers.weights.settings import AgentSettings, MirrorSettings
 
 log = logging.getLogger(__name__)
@@ -46,51 +46,51 @@ Held: TypeAlias = tuple[int, dict[str, Tensor]]
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _CUTS, _CUT_S = 30, 1.0
-"""How often calls are ended that should have ended, and how long each time is waited."""
+"""How often remaining calls are ended, and the wait after each time."""
 _LEAVE_S = 2.0
-"""How long an agent that ends tries to tell the proxy."""
+"""How long an agent tries to notify the proxy when it ends."""
 
 
 class Installer(Protocol):
-    """What the agent needs of an engine."""
+    """The agent's interface to an engine."""
 
     @property
     def kind(self) -> str:
-        """How the workers table calls it."""
+        """The engine's kind in the workers table."""
         ...
 
     @property
     def carries_over(self) -> bool:
-        """Whether calls in flight go on under installed weights by themselves, each token labelled with
-        its version.
+        """Whether calls in flight continue under the new weights, with each token labelled with its
+        version.
         """
         ...
 
     @property
     def version(self) -> int | None:
-        """Version that is served, as far as is known; None for weights that are no version."""
+        """The version that is served, as far as known; None if the weights are no version."""
         ...
 
     async def look(self) -> None:
-        """Find out which version is served. Raises `UpstreamLost` if the engine does not answer."""
+        """Query which version is served. Raises `UpstreamLost` if the engine does not answer."""
         ...
 
     async def pause(self) -> None:
-        """End what is in flight, as aborted with the tokens so far, and let nothing begin; unless it
-        `carries_over`.
+        """Abort the calls in flight, which return the tokens so far, and hold new ones. Does nothing if the
+        engine `carries_over`.
         """
         ...
 
     async def install(self, weights: dict[str, Tensor], version: PolicyVersion) -> None:
-        """Serve other weights, and see that they compute usable logits.
+        """Serve other weights, and check that they compute usable logits.
 
         Raises `PolicyError` if they cannot be served, `UpstreamError` if the engine failed, which says
-        nothing about them. Then the old ones are served, or `version` is None.
+        nothing about the weights. Afterwards the old weights are served, or `version` is None.
         """
         ...
 
     async def resume(self) -> None:
-        """Let calls begin."""
+        """Accept calls again."""
         ...
 
 
@@ -105,12 +105,12 @@ def read_newest(
 def read_verified(
     version: PolicyVersion, held: Held | None = None, mirror: MirrorSettings | None = None
 ) -> tuple[PolicyVersion, dict[str, Tensor]]:
-    """A version and its weights, from its own path or through a mirror; the path that it then has is the one
-    that was read.
+    """A version and its weights, from its own path or through a mirror. The result's path is the one that was
+    read.
 
-    With the weights `held` of an earlier one only the deltas since are read, if they lead there. What is
-    damaged in a mirror is fetched once more. Raises `PolicyError` if the weights are not those that the store
-    recorded, `TransferError` if they could not be fetched for now.
+    With the weights `held` of an earlier version only the deltas since are read, if possible. A damaged
+    version in a mirror is fetched again once. Raises `PolicyError` if the weights are not those that the
+    store recorded, `TransferError` for a failure that may be temporary.
     """
     path = Path(version.path) if mirror is None else fetched(mirror, version.version, version.checksum)
     try:
@@ -119,11 +119,11 @@ def read_verified(
         if mirror is None:
             raise
         log.warning("The mirror's version %d is fetched again: %s", version.version, error)
-        path = mended(mirror, version.version)
+        path = repaired(mirror, version.version)
         manifest, weights = _read(path, held)
     if (manifest.version, manifest.checksum) != (version.version, version.checksum):
         raise PolicyError(
-            f"{path} holds version {manifest.version} with checksum {manifest.checksum}, the store recorded "
+            f"{path} has version {manifest.version} with checksum {manifest.checksum}; the store recorded "
             f"version {version.version} with {version.checksum}. Do not serve it; publish it again as a new "
             "version."
         )
@@ -151,30 +151,30 @@ class WeightAgent:
         self._announced: int | None = None
         self._state: WorkerState = "dead"  # as last reported
         self._showing: asyncio.Task[None] | None = None
-        self._held: Held | None = None  # what the next delta overwrites
+        self._held: Held | None = None  # the base of the next delta
         self._looked_at = -math.inf
 
     async def run(self) -> None:
         """Register the worker, then install every version that becomes the newest, until cancelled.
 
         Raises `PolicyError` for a version that cannot be served; the engine then has its old weights, and the
-        store calls the worker dead. After a cancellation it calls the worker ended.
+        worker is marked as dead in the store. After a cancellation it is marked as ended.
         """
         pause = _FIRST_PAUSE_S
-        said = ""
+        last_error = ""
         end: WorkerState = "dead"
         try:
             while True:
                 try:
                     await self._follow()
                     pause = _FIRST_PAUSE_S
-                    said = ""
+                    last_error = ""
                     await self._changed()
                 except PolicyError:
                     raise
-                except Exception as error:  # serving must outlive whatever happens to the agent
+                except Exception as error:  # the engine must keep serving, whatever happens to the agent
                     trace = None if isinstance(error, HarnessGymError) else error
-                    level = logging.DEBUG if str(error) == said else logging.WARNING
+                    level = logging.DEBUG if str(error) == last_error else logging.WARNING
                     log.log(
                         level,
                         "Weight agent of %s: %s Again in %.1f s.",
@@ -185,22 +185,20 @@ class WeightAgent:
                     )
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, _LONGEST_PAUSE_S)
-                    said = str(error)
-        except asyncio.CancelledError:  # on purpose, by whoever runs the agent
+                    last_error = str(error)
+        except asyncio.CancelledError:  # the caller ends the agent on purpose
             end = "ended"
             raise
         finally:
             await asyncio.shield(self._close(end))
 
     async def _follow(self) -> None:
-        """Install the newest version if it is another one than the worker serves; let calls come
-        otherwise.
-        """
+        """Install the newest version if the worker serves another one; otherwise announce the worker."""
         if self._store is None:
             self._store = await self._off_loop(lambda: TraceStore.open(self.settings.store))
             self._watch = self._store.watch(self.settings.poll_s)
             await self._store.awrite(self._let_go)
-            if self.engine.kind != workers.EMBEDDED:  # of an embedded one the supervisor sees the end
+            if self.engine.kind != workers.EMBEDDED:  # the supervisor watches an embedded engine's process
                 self._showing = asyncio.create_task(self._show(self._store))
             await self._report(self._store, "starting")
         await self._look(self._store)
@@ -213,10 +211,10 @@ class WeightAgent:
 
     async def _wanted(self, store: TraceStore) -> PolicyVersion | None:
         """The newest version, unless the worker serves it."""
-        found = await self._off_loop(
+        latest = await self._off_loop(
             lambda: store.read(lambda conn: policies.latest(conn, self.settings.policy_id))
         )
-        return None if found is None or found.version == self.engine.version else found
+        return None if latest is None or latest.version == self.engine.version else latest
 
     async def _update(self, store: TraceStore, version: PolicyVersion, lease: str) -> None:
         try:
@@ -224,7 +222,7 @@ class WeightAgent:
                 lambda: read_verified(version, self._held, self.settings.mirror)
             )
         except PolicyError as error:
-            if await self._wanted(store) != version:  # removed because it was overtaken
+            if await self._wanted(store) != version:  # it was removed, because there is a newer one
                 return
             raise self._refusal(version, error) from error
         before = self.engine.version
@@ -233,6 +231,8 @@ class WeightAgent:
         await self._report(store, "draining" if serving else "starting")
         try:
             left = await self._control.drain(self.worker_id, self.settings.drain_s) if self._control else 0
+            # Draining may take longer than the lease lives, e.g. if the store was away. Without this check
+            # more than f workers could be out of service at once.
             if not await self._renewed(store, lease):
                 raise StoreError(
                     f"Update lease {lease} was lost before version {version.version} was installed."
@@ -244,17 +244,17 @@ class WeightAgent:
         except PolicyError as error:
             if await self._wanted(store) == version:
                 raise self._refusal(version, error) from error
-            await self._put_back(store, before)  # its files may be gone, for it was overtaken
+            await self._put_back(store, before)  # its files may be gone, because there is a newer version
             return
-        except Exception:  # the old weights serve on
+        except Exception:  # the old weights are still served
             await self._put_back(store, before)
             raise
         log.info("%s serves version %d; %d calls were computed again.", self.worker_id, version.version, left)
         await self._announce(store)
 
     async def _look(self, store: TraceStore) -> None:
-        """See what the engine serves. If that is not what was announced, or it does not answer, no calls
-        come for now.
+        """Query what the engine serves. If it is not what was announced, or the engine does not answer, the
+        worker is withdrawn.
         """
         now = asyncio.get_running_loop().time()
         if now - self._looked_at < self.settings.look_s:
@@ -272,33 +272,31 @@ class WeightAgent:
             await self._withdraw(store)
 
     async def _withdraw(self, store: TraceStore, state: WorkerState = "dead") -> None:
-        """Have no calls come until the worker is announced again."""
+        """Stop calls to the worker until it is announced again."""
         await self._report(store, state)
         if self._control and self._announced is not None:
-            gone = self._announced
-            await self._register(self._control, gone, state)
+            await self._register(self._control, self._announced, state)
         self._announced = None
 
     async def _cut_off(self) -> None:
-        """End the calls that are left, and wait until the proxy has taken all their tokens, which it labels
-        when they come.
-
-        A call that was on its way when the engine paused begins when it resumes, unless it is ended too.
-        """
+        """Abort the remaining calls, and wait until the proxy has received all their tokens."""
         if self.engine.carries_over:
             return
+        # The proxy labels tokens with a version when they arrive, so none of the old weights' tokens may
+        # arrive after the installation. Pausing is repeated because a call that was on its way during the
+        # first pause would begin when the engine resumes.
         for _ in range(_CUTS):
             await self.engine.pause()
             left = await self._control.drain(self.worker_id, _CUT_S) if self._control else 0
             if not left:
                 return
         raise UpstreamError(
-            f"{self.worker_id} still has {left} calls in flight, though its engine ended them."
+            f"{self.worker_id} still has {left} calls in flight although its engine ended them."
         )
 
     async def _put_back(self, store: TraceStore, before: int | None) -> None:
-        """After a failed update: let calls come if the engine serves what it did. Until it says so, nobody
-        counts on it.
+        """After a failed update: announce the worker again if the engine still serves its old version. Until
+        it confirms this the worker is marked as dead.
         """
         await self._report(store, "dead")
         await self.engine.look()
@@ -308,11 +306,11 @@ class WeightAgent:
     def _refusal(self, version: PolicyVersion, reason: HarnessGymError) -> PolicyError:
         return PolicyError(
             f"{self.worker_id} cannot serve policy version {version.version} at {version.path}: {reason} A "
-            "restart does not mend a bad version: find out what wrote it, and publish again."
+            "restart does not help with a bad version: find out what wrote it, and publish again."
         )
 
     async def _announce(self, store: TraceStore) -> None:
-        """Let calls come, to the version the engine has."""
+        """Accept calls with the engine's version."""
         await self.engine.resume()
         await self._report(store, "ready")
         if self._control:
@@ -328,7 +326,7 @@ class WeightAgent:
 
     @contextlib.asynccontextmanager
     async def _lease(self, store: TraceStore) -> AsyncIterator[str]:
-        """Hold one of the policy's update leases, waiting for it as long as others hold them all."""
+        """Hold one of the policy's update leases; waits until one is free."""
         ttl = self.settings.lease_ttl_s
 
         def acquire(conn: Connection) -> str | None:
@@ -338,7 +336,7 @@ class WeightAgent:
 
         while (held := await store.awrite(acquire)) is None:
             await self._changed()
-            await self._look(store)  # nobody else would see that the engine is gone meanwhile
+            await self._look(store)  # the engine may die during the wait, and nobody else would notice
         renewal = asyncio.create_task(self._renew(store, held))
         try:
             yield held
@@ -348,7 +346,7 @@ class WeightAgent:
 
     @property
     def _served(self) -> int:
-        """Version that is served; starting weights are version 0 while none is published."""
+        """The version that is served; starting weights count as version 0."""
         return self.engine.version or 0
 
     @property
@@ -357,14 +355,16 @@ class WeightAgent:
         return [f"update:{self.settings.policy_id}:{number}" for number in range(self.settings.update_leases)]
 
     def _let_go(self, conn: Connection) -> None:
-        """Give back what this worker held when it was killed: it starts with the newest weights and would
-        never ask for it.
-        """
+        """Release the leases that this worker held when it was killed."""
+        # It starts with the newest weights, so it would not acquire them again, and other workers would have
+        # to wait until they expire.
         for name in self._leases:
             leases.release(conn, name, self.worker_id)
 
     async def _renew(self, store: TraceStore, lease: str) -> None:
-        """Keep a lease. That it was lost is only logged here; an update asks again before it installs."""
+        """Renew a lease periodically. A loss is only logged here; an update checks again before it
+        installs.
+        """
         while True:
             await asyncio.sleep(self.settings.lease_ttl_s / 3)
             try:
@@ -376,13 +376,13 @@ class WeightAgent:
                 log.warning("%s could not renew lease %s: %s", self.worker_id, lease, error)
 
     async def _show(self, store: TraceStore) -> None:
-        """Say ever so often that the worker is followed: once that stops, nobody counts on it."""
+        """Send heartbeats for the worker to the store. When they stop, the worker is not counted on."""
         ttl = self.settings.lease_ttl_s
         while True:
             try:
                 await store.awrite(lambda conn: workers.show(conn, self.worker_id, ttl))
             except StoreError as error:
-                log.warning("%s could not say that it is there: %s", self.worker_id, error)
+                log.warning("%s could not send its heartbeat: %s", self.worker_id, error)
             await asyncio.sleep(ttl / 3)
 
     async def _renewed(self, store: TraceStore, lease: str) -> bool:
@@ -398,21 +398,21 @@ class WeightAgent:
         self._state = state
 
     async def _changed(self) -> None:
-        """Wait until others may have written something."""
+        """Wait until the store may have changed."""
         assert self._watch is not None
         await self._watch.changed()
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
-        """Do blocking work on the agent's own thread (which has the store's read connection)."""
+        """Run blocking work on the agent's own thread, which has the store's read connection."""
         return await asyncio.get_running_loop().run_in_executor(self._reader, work)
 
     async def _leave(self, control: ControlClient) -> None:
-        """No calls go to an engine that nobody keeps on the newest version."""
+        """Stop calls to the engine, which is no longer kept on the newest version."""
         try:
             async with asyncio.timeout(_LEAVE_S):
                 await control.drain(self.worker_id, 0.0)
         except (TimeoutError, ProxyError) as error:
-            log.warning("%s could not tell the proxy that it ends: %r", self.worker_id, error)
+            log.warning("%s could not notify the proxy that it ends: %r", self.worker_id, error)
 
     async def _close(self, end: WorkerState) -> None:
         if self._control:

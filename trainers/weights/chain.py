@@ -1,9 +1,8 @@
-"""Reading policy versions: a full one and the deltas behind it, or only the deltas behind weights that the
-reader holds.
+"""Reads policy versions: a full one and the deltas after it, or only the deltas after weights that the reader
+has.
 
-Whatever way a version is read, all its tensors are compared with the checksums in its manifest, so every way
-gives the same bits. Weights that a reader brings are never written to: a tensor is copied before the first
-overwrite.
+All tensors are compared with the checksums in the version's manifest, so every way of reading gives the same
+bits. A reader's own weights are never changed: a tensor is copied before the first overwrite.
 """
 
 import logging
@@ -45,15 +44,15 @@ class Link:
 
     @property
     def full(self) -> bool:
-        """Whether its tensors are here whole; a mirror may have fetched its delta only."""
+        """Whether all its tensors are here; a mirror may have fetched only its delta."""
         return (self.path / FULL).is_file()
 
 
 def read_version(path: Path) -> tuple[Manifest, dict[str, Tensor]]:
-    """Manifest and tensors of a version directory, whose bases lie beside it.
+    """Manifest and tensors of a version directory. Its bases are in the same folder.
 
-    Raises `PolicyError` if it or a version that it builds on is missing, not committed or damaged, naming the
-    file, or the first tensor that differs from the manifest.
+    Raises `PolicyError` if it or a version on which it builds is missing, not committed or damaged. The
+    message names the file, or the first tensor that differs from the manifest.
     """
     first, *rest = chain_of(path)
     weights = _read_full(first)
@@ -61,11 +60,11 @@ def read_version(path: Path) -> tuple[Manifest, dict[str, Tensor]]:
 
 
 def read_from(version: int, weights: Mapping[str, Tensor], path: Path) -> tuple[Manifest, dict[str, Tensor]]:
-    """`read_version` for a reader that holds `weights` of a version: it reads the links after that one only.
+    """`read_version` for a reader that has the `weights` of a version: reads only the deltas after it.
 
-    If those do not lead to the wanted version (one is missing or damaged, or the weights are not that
-    version's), the version is read whole. `weights` stay as they are; unchanged tensors of the result are
-    theirs.
+    If they do not lead to the requested version (one is missing or damaged, or the weights are not that
+    version's), everything is read. `weights` are not changed; the result shares the unchanged tensors with
+    them.
     """
     manifest = read_manifest(path)
     if manifest.base is None and manifest.version != version:
@@ -75,7 +74,7 @@ def read_from(version: int, weights: Mapping[str, Tensor], path: Path) -> tuple[
         return _overwritten(weights, links, Link(path, manifest))
     except PolicyError as error:
         log.warning(
-            "Version %d cannot be made into that at %s, which is therefore read whole. %s",
+            "Version %d cannot be updated to the one at %s, which is read in full instead. %s",
             version,
             path,
             error,
@@ -87,31 +86,31 @@ def chain_of(path: Path) -> list[Link]:
     """The versions to read for one: a full one, then deltas in order up to the one at `path`. Raises
     `PolicyError`.
     """
-    found = [Link(path, read_manifest(path))]
-    while not found[-1].full:
-        found.append(_base_of(found[-1]))
-    return found[::-1]
+    links = [Link(path, read_manifest(path))]
+    while not links[-1].full:
+        links.append(_base_of(links[-1]))
+    return links[::-1]
 
 
 def links_after(version: int, path: Path) -> list[Link]:
-    """The deltas in order that make a version into the one at `path`; none if it is that one. Raises
+    """The deltas that turn a version into the one at `path`, in order; none if it is that one. Raises
     `PolicyError`.
     """
     link = Link(path, read_manifest(path))
     if link.manifest.version == version:
         return []
-    found = [link]
-    while (base := found[-1].manifest.base) != version:
+    links = [link]
+    while (base := links[-1].manifest.base) != version:
         if base is None or base < version:
             raise PolicyError(
                 f"Policy version {link.manifest.version} at {path} does not build on version {version}."
             )
-        found.append(_base_of(found[-1]))
-    return found[::-1]
+        links.append(_base_of(links[-1]))
+    return links[::-1]
 
 
 def _base_of(link: Link) -> Link:
-    """The version that a link's delta overwrites."""
+    """The version on which a link's delta builds."""
     manifest = link.manifest
     if manifest.base is None:
         raise PolicyError(
@@ -155,13 +154,12 @@ def _overwritten(
     """Weights after some deltas, verified against the manifest of the wanted version."""
     tensors = dict(weights)
     entries = wanted.manifest.tensors
-    ours = set[str]()
+    ours = set[str]()  # tensors that were copied and may be written to
     if other := [
         name for name in entries.keys() | tensors.keys() if not _alike(entries.get(name), tensors.get(name))
     ]:
         raise PolicyError(
-            f"Tensor {min(other)!r} has another dtype or shape than in {wanted.path}, or only one of them "
-            "has it."
+            f"Tensor {min(other)!r} differs in dtype or shape from {wanted.path}, or only one side has it."
         )
     for link in links:
         try:
@@ -186,7 +184,7 @@ def _alike(entry: TensorEntry | None, tensor: Tensor | None) -> bool:
 
 
 def _copied(tensor: Tensor, *, whole: bool) -> Tensor:
-    """A contiguous tensor in main memory to write to; its contents do not matter if all are overwritten."""
+    """A contiguous copy in main memory; uninitialised if the `whole` tensor will be overwritten."""
     if whole:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -202,7 +200,7 @@ def _overwrite(tensor: Tensor, payload: Payload, file: IO[bytes], where: str) ->
 
 
 def _verify(weights: dict[str, Tensor], link: Link) -> None:
-    """Raise `PolicyError` unless the tensors are, bit by bit, those of a version."""
+    """Raise `PolicyError` unless the tensors equal those of a version bit for bit."""
     tensors = link.manifest.tensors
     for name, entry in tensors.items():
         if name not in weights or not entry.matches(weights[name]):

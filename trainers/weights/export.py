@@ -16,8 +16,8 @@ _WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json"
 
 
 def write_model(source: Path, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Fill `folder` with what the model folder `source` has (configuration, tokenizer, template, ...), but
-    other weights.
+    """Write a model folder with these weights and the other files of `source` (configuration, tokenizer,
+    ...).
 
     Raises `OSError` if something cannot be read or written.
     """
@@ -36,12 +36,11 @@ def export(versions: Path, version: int, model: Path, out: Path) -> None:
     """Write a version of a `versions` folder to `out`, with the other files (tokenizer, template, ...) of a
     model folder.
 
-    `out` is there whole or not at all. All tensors are compared with the version's checksums, be it full or a
-    chain of deltas. Raises `PolicyError` if `out` has something in it, or the version cannot be read or
-    written.
+    `out` is written atomically. All tensors are compared with the version's checksums. Raises `PolicyError`
+    if `out` is not empty, or the version cannot be read or written.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise PolicyError(f"{out} is there already. Give another folder, or remove that one first.")
+        raise PolicyError(f"{out} exists already. Choose another folder, or remove that one first.")
     _, weights = read_version(version_path(versions, version))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,9 @@
-"""What a version directory says about itself: `v{n:08d}/manifest.json`, vouched for by the `COMMITTED`
-marker.
+"""The manifest of a version directory, `v{n:08d}/manifest.json`, and its `COMMITTED` marker.
 
-A version has its tensors whole (`model.safetensors`), or as overwrites of an earlier version's (`delta.bin`),
-or both: a full version with a delta saves those that hold its base from fetching it whole. The marker holds
-the checksum of the manifest, the manifest those of everything else, so no byte of a version can change
-unnoticed. Format 1 knew full versions only, with an empty marker.
+A version has all its tensors (`model.safetensors`), or a delta on an earlier version (`delta.bin`), or both:
+then readers that have the base fetch only the delta. The marker holds the checksum of the manifest, and the
+manifest the checksums of everything else, so no changed byte of a version goes unnoticed. Format 1 has full
+versions only, with an empty marker.
 """
 
 import re
@@ -27,7 +26,7 @@ _DIRECTORY = re.compile(r"v(\d{8,})")
 
 
 class Payload(BaseModel):
-    """Where a tensor's overwrites lie in `delta.bin`; see `trainers.weights.delta.Delta`."""
+    """The location of a tensor's delta in `delta.bin`; see `trainers.weights.delta.Delta`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -52,7 +51,7 @@ class TensorEntry(BaseModel):
     shape: tuple[int, ...]
     xxh3: str
     payload: Payload | None = None
-    """Its part of the delta; None if it is what it was in the base, or there is no delta."""
+    """Its part of the delta; None if it equals the base's, or there is no delta."""
 
     @classmethod
     def of(cls, tensor: Tensor) -> "TensorEntry":
@@ -61,11 +60,11 @@ class TensorEntry(BaseModel):
         return cls(dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape), xxh3=digest)
 
     def describes(self, tensor: Tensor) -> bool:
-        """Whether dtype and shape are a tensor's."""
+        """Whether a tensor has this dtype and shape."""
         return (self.dtype, self.shape) == (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
     def matches(self, tensor: Tensor) -> bool:
-        """Whether dtype, shape and every bit are a tensor's."""
+        """Whether a tensor has this dtype and shape, and equal bits."""
         return self.describes(tensor) and self.xxh3 == xxhash.xxh3_128_hexdigest(flat_bytes(tensor).data)
 
 
@@ -79,7 +78,7 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a version directory holds and where it comes from."""
+    """The contents of a version directory and its origin."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -87,9 +86,9 @@ class Manifest(BaseModel):
     version: int
     parent: int | None = None
     kind: Literal["full", "delta"] = "full"
-    """`full` versions were published with their tensors whole; some have a delta too."""
+    """`full` versions were published with all tensors; some have a delta, too."""
     base: int | None = None
-    """The version that the delta overwrites; None without a delta."""
+    """The version on which the delta builds; None without a delta."""
     base_checksum: str | None = None
     """`checksum` of that version."""
     step: int
@@ -106,7 +105,7 @@ class Manifest(BaseModel):
         ):
             raise ValueError("a delta needs a base and its checksum")
         if self.base is not None and self.base >= self.version:
-            raise ValueError(f"version {self.version} cannot be made of the later version {self.base}")
+            raise ValueError(f"version {self.version} cannot build on the later version {self.base}")
         return self
 
     @property
@@ -118,7 +117,7 @@ class Manifest(BaseModel):
         return xxhash.xxh3_128_hexdigest("".join(lines).encode())
 
     def encoded(self) -> bytes:
-        """The manifest as it is written."""
+        """The manifest as bytes of the file."""
         return self.model_dump_json(indent=2, exclude_none=True).encode() + b"\n"
 
 
@@ -139,13 +138,13 @@ def newest_version(root: Path) -> int:
 
 
 def marker_of(manifest: bytes) -> bytes:
-    """What the marker of a version with this manifest holds."""
+    """The contents of the marker for this manifest."""
     return xxhash.xxh3_128_hexdigest(manifest).encode() + b"\n"
 
 
 def parse_manifest(raw: bytes, marker: bytes, where: str) -> Manifest:
-    """The manifest of a committed version. Raises `PolicyError` if it is malformed or not the one that was
-    published.
+    """The manifest of a committed version. Raises `PolicyError` if it is malformed or does not match the
+    marker.
     """
     try:
         manifest = Manifest.model_validate_json(raw)
@@ -155,7 +154,7 @@ def parse_manifest(raw: bytes, marker: bytes, where: str) -> Manifest:
         ) from error
     if marker != (marker_of(raw) if manifest.format > 1 else b""):
         raise PolicyError(
-            f"Policy version at {where} cannot be read: {MANIFEST} is not the one that {MARKER} vouches for. "
+            f"Policy version at {where} cannot be read: {MANIFEST} does not match the checksum in {MARKER}. "
             "Publish the weights again as a new version."
         )
     return manifest
@@ -168,7 +167,7 @@ def read_manifest(path: Path) -> Manifest:
     if not (path / MARKER).is_file():
         raise PolicyError(
             f"No policy version at {path}: the {MARKER} marker is missing, so it was never completely "
-            "written. Give another version."
+            "written. Choose another version."
         )
     try:
         raw = (path / MANIFEST).read_bytes()

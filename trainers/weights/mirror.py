@@ -1,9 +1,9 @@
-"""Mirrors the policy versions of another machine: fetches what is lacking, verifies it, and commits it by a
+"""Mirrors the policy versions of another machine: fetches what is missing, verifies it, and commits it by a
 rename.
 
-A version is fetched as the deltas since what is here already, or from a full version on where that is fewer
-bytes. A file that was cut off goes on where it stopped, also after a restart; a file whose checksum is wrong
-is fetched again from the start.
+A version is fetched as deltas on what the folder has, or from a full version if that is fewer bytes. An
+interrupted download continues where it stopped, even after a restart; a file with a wrong checksum is fetched
+again from the start.
 """
 
 import fcntl
@@ -42,44 +42,44 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _OFFERS = TypeAdapter(list[Offer])
 Fetch: TypeAlias = tuple[int, str]
-"""A version and the data file of it that is fetched."""
+"""A version and the name of one of its data files."""
 
 
 class Mirror:
-    """A local folder of versions, and the server that they come from."""
+    """A local folder of versions and the server from which they are fetched."""
 
     def __init__(self, settings: MirrorSettings) -> None:
         self.settings = settings
         self.fetched_bytes = 0
-        """Bytes of data files that came, those that were thrown away included."""
+        """Bytes of data files that were received, including discarded ones."""
         headers = {"authorization": f"Bearer {settings.key}", "accept-encoding": "identity"}
         self._http = httpx.Client(
             base_url=settings.url, headers=headers, timeout=settings.timeout_s, trust_env=False
         )
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         self._http.close()
 
     def offers(self) -> dict[int, Offer]:
-        """What the server has, by version. Raises `TransferError` after `patience_s`, at once if the key
+        """The server's versions, by number. Raises `TransferError` after `patience_s`, or at once if the key
         is wrong.
         """
         for attempt in self._attempts("the list of versions"):
             with attempt:
-                answer = self._http.get("/versions")
-                _check(answer)
-                if answer.headers.get(CHECKSUM) != xxhash.xxh3_128_hexdigest(answer.content):
+                response = self._http.get("/versions")
+                _check(response)
+                if response.headers.get(CHECKSUM) != xxhash.xxh3_128_hexdigest(response.content):
                     raise _DamagedError("The list of versions came with a wrong checksum.")
-                return {offer.version: offer for offer in _OFFERS.validate_json(answer.content)}
+                return {offer.version: offer for offer in _OFFERS.validate_json(response.content)}
         raise AssertionError
 
     def fetch(self, version: int, checksum: str | None = None) -> Path:
-        """Have a version here, with all that it builds on; its directory.
+        """Fetch a version and all that it builds on, if they are not here; returns its directory.
 
-        What is here already needs no server: it is not even asked if the version's `checksum` is known.
-        Raises `TransferError` if that fails for now, `PolicyError` if the folder holds another version under
-        its number.
+        If the version is here and its `checksum` is known, the server is not contacted. Raises
+        `TransferError` for a failure that may be temporary, `PolicyError` if the folder has another version
+        with this number.
         """
         path = version_path(self.settings.folder, version)
         if checksum is not None and _length_here(self.settings.folder, version, checksum) is not None:
@@ -98,11 +98,10 @@ class Mirror:
             collect(self.settings.folder, self.settings.keep, {version})
             return path
 
-    def mend(self, version: int) -> Path:
-        """Have a version here that could not be read: if it still cannot be, it is fetched anew with all
-        before it.
-        """
+    def repair(self, version: int) -> Path:
+        """Fetch a version that could not be read again, with all older ones; returns its directory."""
         with self._alone():
+            # Another process may have repaired it while this one waited for the lock.
             try:
                 read_version(version_path(self.settings.folder, version))
             except PolicyError:
@@ -111,14 +110,14 @@ class Mirror:
         return self.fetch(version)
 
     def _forget_drafts(self, wanted: Collection[int]) -> None:
-        """Remove what came of versions that were overtaken before all of it was here."""
+        """Remove partial downloads of versions that are no longer wanted."""
         kept = {_draft_of(version_path(self.settings.folder, number)) for number in wanted}
         for draft in self.settings.folder.glob(".v*.partial"):
             if draft not in kept:
                 shutil.rmtree(draft)
 
     def _fetch(self, offer: Offer, name: str) -> None:
-        """Have one data file of a version here."""
+        """Fetch one data file of a version."""
         target = version_path(self.settings.folder, offer.version)
         draft = _draft_of(target)
         draft.mkdir(exist_ok=True)
@@ -147,17 +146,17 @@ class Mirror:
         return manifest
 
     def _get(self, version: int, name: str) -> bytes:
-        answer = self._http.get(f"/versions/{version}/{name}")
-        _check(answer)
-        return answer.content
+        response = self._http.get(f"/versions/{version}/{name}")
+        _check(response)
+        return response.content
 
     def _data(self, manifest: Manifest, name: str, draft: Path) -> None:
-        """Fetch what is lacking of a data file, and verify all of it."""
+        """Fetch the missing part of a data file, and verify all of it."""
         path = draft / name
         entry = manifest.files.get(name)
-        there = path.stat().st_size if path.exists() else 0
-        if entry is None or there < entry.bytes:
-            self._stream(f"/versions/{manifest.version}/{name}", path, there)
+        start = path.stat().st_size if path.exists() else 0
+        if entry is None or start < entry.bytes:
+            self._stream(f"/versions/{manifest.version}/{name}", path, start)
         try:
             if entry is None:
                 read_version(draft)
@@ -167,25 +166,27 @@ class Mirror:
             path.unlink()
             raise _DamagedError(str(error)) from error
 
-    def _stream(self, url: str, path: Path, there: int) -> None:
-        """Append to a file what it lacks, no faster than allowed."""
-        with self._http.stream("GET", url, headers={"range": f"bytes={there}-"} if there else {}) as answer:
-            if answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
+    def _stream(self, url: str, path: Path, start: int) -> None:
+        """Download a file from byte `start`, within the rate limit."""
+        headers = {"range": f"bytes={start}-"} if start else {}
+        with self._http.stream("GET", url, headers=headers) as response:
+            if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
                 path.unlink()
-                raise _DamagedError(f"{url} ends before byte {there}.")
-            _check(answer)
-            resumed = answer.status_code == httpx.codes.PARTIAL_CONTENT
-            if resumed and not answer.headers.get("content-range", "").startswith(f"bytes {there}-"):
-                raise _DamagedError(f"{url} answered another range than was asked for.")
+                raise _DamagedError(f"{url} ends before byte {start}.")
+            _check(response)
+            # A server may ignore the range and send the whole file, which then replaces the partial one.
+            resumed = response.status_code == httpx.codes.PARTIAL_CONTENT
+            if resumed and not response.headers.get("content-range", "").startswith(f"bytes {start}-"):
+                raise _DamagedError(f"{url} sent another range than was requested.")
             began = time.monotonic()
-            got = 0
+            received = 0
             with path.open("ab" if resumed else "wb") as file:
-                for block in answer.iter_raw():
+                for block in response.iter_raw():
                     file.write(block)
-                    got += len(block)
+                    received += len(block)
                     self.fetched_bytes += len(block)
                     if self.settings.bytes_per_s is not None:
-                        time.sleep(max(0.0, began + got / self.settings.bytes_per_s - time.monotonic()))
+                        time.sleep(max(0.0, began + received / self.settings.bytes_per_s - time.monotonic()))
 
     def _attempts(self, what: str) -> "Iterator[_Attempt]":
         """Attempts until one succeeds or there has been no progress for `patience_s`, with growing pauses."""
@@ -206,7 +207,7 @@ class Mirror:
                     f"{self.settings.url} gave no {what} in {self.settings.patience_s:.0f} s: "
                     f"{attempt.error} Is the version server running, and reachable from here?"
                 ) from attempt.error
-            log.info("%s did not come: %s Again in %.2f s.", what, attempt.error, pause)
+            log.info("Fetching %s failed: %s Trying again in %.2f s.", what, attempt.error, pause)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
@@ -220,31 +221,33 @@ class Mirror:
 
 
 def plan(root: Path, offers: Mapping[int, Offer], wanted: int, longest_chain: int = 64) -> list[Fetch]:
-    """What to fetch to have a version, its base first; empty if it is here.
+    """The files to fetch for a version, its base first; empty if it is here.
 
-    Of the ways that the server offers, the one with the fewest bytes, unless that makes a row of more than
-    `longest_chain` deltas. Raises `TransferError` if there is no way, `PolicyError` if another version is
-    here under one of the numbers.
+    Chooses the files with the fewest bytes, unless that makes a row of more than `longest_chain` deltas.
+    Raises `TransferError` if the server does not have all that is needed, `PolicyError` if the folder has
+    another version with one of the numbers.
     """
     number = wanted
     expected = None
     deltas = 0
     cost = 0
-    taken = list[Fetch]()
+    chain = list[Fetch]()
     ways: list[tuple[bool, int, list[Fetch]]] = []  # (too many deltas, bytes, what to fetch)
+    # Walks back from the wanted version, base by base. Each version on the way that is here, or that the
+    # server has in full, ends one way to get it.
     while (offer := offers.get(number)) or expected is not None:
         have = _length_here(root, number, offer.checksum if offer else expected)
         if have is not None:
-            ways.append((deltas + have - 1 > longest_chain, cost, list(taken)))
+            ways.append((deltas + have - 1 > longest_chain, cost, list(chain)))
         if offer is None or (have is not None and not ways[-1][0]):
             break
         if FULL in offer.files:
-            ways.append((deltas > longest_chain, cost + offer.files[FULL], [*taken, (number, FULL)]))
+            ways.append((deltas > longest_chain, cost + offer.files[FULL], [*chain, (number, FULL)]))
         if offer.base is None or DELTA not in offer.files:
             break
         if not _has_delta(version_path(root, number), offer.checksum):
             cost += offer.files[DELTA]
-            taken.append((number, DELTA))
+            chain.append((number, DELTA))
         number = offer.base
         expected = offer.base_checksum
         deltas = deltas + 1
@@ -262,14 +265,14 @@ def fetched(settings: MirrorSettings, version: int, checksum: str | None = None)
         return mirror.fetch(version, checksum)
 
 
-def mended(settings: MirrorSettings, version: int) -> Path:
-    """Directory of a version in the mirror that could not be read there; see `Mirror.mend`."""
+def repaired(settings: MirrorSettings, version: int) -> Path:
+    """Directory of a version in the mirror that could not be read there; see `Mirror.repair`."""
     with closing(Mirror(settings)) as mirror:
-        return mirror.mend(version)
+        return mirror.repair(version)
 
 
 def follow(settings: MirrorSettings) -> None:
-    """Keep the newest version here until interrupted, whatever becomes of the server meanwhile."""
+    """Keep the newest version here until interrupted, even if the server is unreachable for a time."""
     mirror = Mirror(settings)
     have = -1
     try:
@@ -293,11 +296,11 @@ def follow(settings: MirrorSettings) -> None:
 
 
 class _DamagedError(Exception):
-    """What came is not what was published."""
+    """The received data is not what was published."""
 
 
 class _Attempt:
-    """Keeps what makes an attempt fail for now; what cannot succeed later passes."""
+    """Keeps an error that may be temporary; other errors are raised."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
@@ -311,22 +314,22 @@ class _Attempt:
         return self.error is not None
 
 
-def _check(answer: httpx.Response) -> None:
-    """Raise for an answer without what was asked for; what may come later as `_DamagedError`."""
-    if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+def _check(response: httpx.Response) -> None:
+    """Raise `TransferError` for a final failure, `_DamagedError` for one that may be temporary."""
+    if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         raise TransferError(
-            f"{answer.url} refused the key (status {answer.status_code}). Set HARNESSGYM_WEIGHTS_KEY to its "
-            "own."
+            f"{response.url} refused the key (status {response.status_code}). Set HARNESSGYM_WEIGHTS_KEY to "
+            "the server's key."
         )
-    if answer.status_code == httpx.codes.NOT_FOUND:
-        raise TransferError(f"{answer.url} is gone: newer versions have overtaken it. Ask for the newest.")
-    if answer.status_code not in (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT):
-        raise _DamagedError(f"{answer.url} answered with status {answer.status_code}.")
+    if response.status_code == httpx.codes.NOT_FOUND:
+        raise TransferError(f"{response.url} is gone, because there are newer versions. Fetch the newest.")
+    if response.status_code not in (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT):
+        raise _DamagedError(f"{response.url} answered with status {response.status_code}.")
 
 
 def _length_here(root: Path, number: int, checksum: str | None) -> int | None:
-    """Number of versions that reading one takes, if it is here with all of them. Raises `PolicyError` if
-    it is another.
+    """Number of versions that must be read for one, if all are here; else None. Raises `PolicyError` if its
+    checksum differs.
     """
     try:
         chain = chain_of(version_path(root, number))
@@ -338,7 +341,7 @@ def _length_here(root: Path, number: int, checksum: str | None) -> int | None:
 
 
 def _has_delta(path: Path, checksum: str) -> bool:
-    """Whether a version's delta is here, if not all that it builds on."""
+    """Whether a version's delta is here, even if its base is not."""
     return (path / DELTA).is_file() and _checksum_of(path) == checksum
 
 
@@ -351,21 +354,23 @@ def _checksum_of(path: Path) -> str | None:
 
 
 def _draft_of(target: Path) -> Path:
-    """Where a version's files come before they are complete."""
+    """The folder for a version's files until they are complete."""
     return target.parent / f".{target.name}.partial"
 
 
 def _commit(draft: Path, target: Path, name: str) -> None:
-    """Make a complete draft the version at `target`, or its file one more of the version that is there."""
+    """Turn a complete draft into the version at `target`, or add its file to the version that exists
+    there.
+    """
     for other in {FULL, DELTA} - {name}:
-        (draft / other).unlink(missing_ok=True)  # half of it came before another way was better
+        (draft / other).unlink(missing_ok=True)  # a partial download, given up for a cheaper way
     for file in draft.iterdir():
         sync(file)
-    there = _checksum_of(target)
-    if there is None and target.exists():
-        shutil.rmtree(target)  # nobody could read it
-    if there is not None:
-        if there != read_manifest(draft).checksum:
+    checksum = _checksum_of(target)
+    if checksum is None and target.exists():
+        shutil.rmtree(target)  # it is damaged
+    if checksum is not None:
+        if checksum != read_manifest(draft).checksum:
             raise _other(target)
         (draft / name).rename(target / name)
         sync(target)
@@ -378,5 +383,5 @@ def _commit(draft: Path, target: Path, name: str) -> None:
 
 def _other(path: Path) -> PolicyError:
     return PolicyError(
-        f"{path} holds another version than the server has under its number. Mirror into an empty folder."
+        f"{path} has another version than the server has with this number. Mirror into an empty folder."
     )

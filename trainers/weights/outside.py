@@ -1,4 +1,4 @@
-"""The weight agent of an engine that is another program: vLLM or SGLang.
+"""The weight agent of an external engine: vLLM or SGLang.
 
 harnessgym weights-agent --engine vllm --engine_url http://127.0.0.1:8000 ...
 """
@@ -47,8 +47,8 @@ class OutsideSettings(AgentSettings):
 
 
 async def follow(settings: OutsideSettings) -> None:
-    """Keep the engine on the newest version until SIGINT or SIGTERM. Raises `PolicyError` for a version it
-    cannot serve.
+    """Keep the engine on the newest version until SIGINT or SIGTERM. Raises `PolicyError` for a version that
+    it cannot serve.
     """
     loop = asyncio.get_running_loop()
     heartbeat.follow(loop)
@@ -74,7 +74,7 @@ async def follow(settings: OutsideSettings) -> None:
         try:
             await following
         except asyncio.CancelledError:
-            log.info("%s ends; its engine goes on serving what it has.", settings.worker_id)
+            log.info("%s ends; its engine continues to serve its version.", settings.worker_id)
         except PolicyError as error:
             log.error("The weight agent of %s ended: %s", settings.worker_id, error)  # noqa: TRY400 - the message says it all
             raise

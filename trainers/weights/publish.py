@@ -1,7 +1,7 @@
-"""Policy versions on disk: written once, whole or not at all, and verified when read.
+"""Writes policy versions to disk and removes old ones.
 
 A version is a directory `v{n:08d}/` (`trainers.weights.manifest`). It is written under a temporary name,
-synced to disk and renamed, so a reader sees no half of it and a version is never overwritten.
+synced to disk and renamed, so a reader never sees a partial version, and a version is never overwritten.
 """
 
 import logging
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PublishedVersion:
-    """A version that is on disk: its directory, its manifest's checksum, and its size in bytes."""
+    """A version on disk: its directory, its manifest's checksum, and its size in bytes."""
 
     path: Path
     checksum: str
@@ -55,7 +55,7 @@ class PublishedVersion:
 
 @dataclass(frozen=True, slots=True)
 class BaseVersion:
-    """A version of the same folder and its weights, which a delta may overwrite."""
+    """A version of the same folder and its weights, on which a delta may build."""
 
     version: int
     weights: dict[str, Tensor]
@@ -64,7 +64,7 @@ class BaseVersion:
 def publish_full(
     root: Path, version: int, parent: int | None, weights: dict[str, Tensor], step: int, run: str
 ) -> PublishedVersion:
-    """Write all tensors as a version. Raises `PolicyError` if the version exists; see `publish`."""
+    """Write a full version. Raises `PolicyError` if the version exists; see `publish`."""
     return publish(root, version, parent, weights, step, run)
 
 
@@ -80,15 +80,15 @@ def publish(
     largest_share: float = 0.8,
     full_every: int = 16,
 ) -> PublishedVersion:
-    """Write a version: the overwrites of `base` if that serves, else all tensors.
+    """Write a version: as a delta on `base` if possible, else in full.
 
-    The version is full without a base; if names, dtypes or shapes are not the base's; if the delta would have
-    more than `largest_share` of the tensors' bytes; and after `full_every` - 1 deltas in a row, which bounds
-    what a newcomer reads. A full version that ends such a row has a delta as well, for those that hold the
+    The version is full if there is no base; if names, dtypes or shapes differ from the base's; if the delta
+    would have more than `largest_share` of the tensors' bytes; and after `full_every` - 1 deltas in a row,
+    which limits what a new reader must read. In the last case it has a delta, too, for readers that have the
     base.
 
-    One trainer at a time publishes to `root`: drafts that are there were left by one that was killed, and are
-    removed. Raises `PolicyError` if the version exists or cannot be written.
+    Only one trainer at a time may publish to `root`. Drafts of a killed trainer are removed. Raises
+    `PolicyError` if the version exists or cannot be written.
     """
     target = version_path(root, version)
     if target.exists():
@@ -135,7 +135,7 @@ def directory_bytes(path: Path) -> int:
 
 
 def sync(path: Path) -> None:
-    """Have the disk hold a file or the names in a folder."""
+    """Sync a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -144,9 +144,7 @@ def sync(path: Path) -> None:
 
 
 def _usable(root: Path, base: BaseVersion, entries: dict[str, TensorEntry]) -> int | None:
-    """Number of versions from the newest full one to `base`; None if a delta cannot or must not build on
-    it.
-    """
+    """Number of versions from the newest full one to `base`; None if no delta can build on it."""
     try:
         chain = chain_of(version_path(root, base.version))
     except PolicyError as error:
@@ -164,7 +162,7 @@ def _usable(root: Path, base: BaseVersion, entries: dict[str, TensorEntry]) -> i
     ]
     if changed:
         log.warning(
-            "The next version is published in full: tensor %r is not the one of version %d any more.",
+            "The next version is published in full: tensor %r was changed since version %d.",
             changed[0],
             base.version,
         )
@@ -179,8 +177,8 @@ def _write_delta(
     entries: dict[str, TensorEntry],
     largest_share: float,
 ) -> dict[str, TensorEntry] | None:
-    """Write `delta.bin` and return the entries with their payloads; None, and no file, once it has more
-    than its share.
+    """Write `delta.bin` and return the entries with their payloads; None, and no file, if it exceeds its
+    share.
     """
     room = largest_share * sum(tensor.nbytes for tensor in tensors.values())
     coded = dict(entries)
@@ -188,22 +186,22 @@ def _write_delta(
     recorded = base.weights
     with (draft / DELTA).open("wb") as file:
         for name, tensor in tensors.items():
-            made = encode(recorded[name], tensor)
-            size = len(made.payload)
+            delta = encode(recorded[name], tensor)
+            size = len(delta.payload)
             if not size:
                 continue
             if offset + size > room:
                 break
-            file.write(made.payload)
+            file.write(delta.payload)
             coded[name] = entries[name].model_copy(
                 update={
                     "payload": Payload(
-                        coding=made.coding,
-                        changed=made.changed,
-                        index_bytes=made.index_bytes,
+                        coding=delta.coding,
+                        changed=delta.changed,
+                        index_bytes=delta.index_bytes,
                         offset=offset,
                         bytes=size,
-                        xxh3=xxhash.xxh3_128_hexdigest(made.payload),
+                        xxh3=xxhash.xxh3_128_hexdigest(delta.payload),
                     )
                 }
             )
@@ -215,7 +213,10 @@ def _write_delta(
 
 
 def _commit(draft: Path, target: Path, manifest: Manifest) -> None:
-    """Make a draft with its data files the version at `target`."""
+    """Turn a draft with its data files into the version at `target`."""
+    # The marker is written after everything else is on disk, because it says that the version is complete;
+    # a power failure must not leave a marker beside files that were lost. The rename comes last, so readers
+    # see the version all at once.
     raw = manifest.encoded()
     (draft / MANIFEST).write_bytes(raw)
     for name in (*manifest.files, MANIFEST):
@@ -228,8 +229,8 @@ def _commit(draft: Path, target: Path, manifest: Manifest) -> None:
 
 
 class Publisher:
-    """Publishes the versions of one policy. It keeps the weights of the last one, which the next is
-    compared with.
+    """Publishes the versions of one policy. It keeps the weights of the last one as the base of the next
+    delta.
     """
 
     def __init__(
@@ -245,10 +246,11 @@ class Publisher:
     def publish(
         self, version: int, parent: int | None, weights: dict[str, Tensor], step: int
     ) -> PublishedVersion:
-        """Write a version as a delta on its parent or in full. `weights` must stay as they are from here on.
+        """Write a version as a delta on its parent or in full. The caller must not change `weights`
+        afterwards.
 
-        A version that is there already is verified and kept, be it full or a delta. Raises `PolicyError` if
-        its tensors are not these: a version number stands for the same bits for ever.
+        A version that exists is verified and kept. Raises `PolicyError` if its tensors differ: a version
+        number always means the same bits.
         """
         dtype = getattr(torch, self.settings.dtype) if self.settings.dtype else None
         rounded = {
@@ -257,9 +259,9 @@ class Publisher:
         }
         path = version_path(self.root, version)
         if path.exists():
-            made = self._found(path, rounded)
+            published = self._existing(path, rounded)
         else:
-            made = publish(
+            published = publish(
                 self.root,
                 version,
                 parent,
@@ -270,14 +272,14 @@ class Publisher:
                 full_every=self.settings.full_every,
             )
         self._last = BaseVersion(version, rounded)
-        return made
+        return published
 
     def collect(self) -> list[int]:
-        """Remove what is neither among the newest versions, nor served, nor needed by one of these; returns
-        their numbers.
+        """Remove versions that are neither new, nor served, nor needed by one that is; returns their numbers.
 
-        The newest are those with the highest numbers, and those that are fewer than `keep` steps behind along
-        the surviving chain: where training went on from an earlier version, numbers in between are orphaned.
+        New are the `keep` versions with the highest numbers, and those less than `keep` steps behind on the
+        surviving chain. The two differ after training has resumed from an earlier version, which orphans the
+        numbers in between.
         """
         if not self.settings.keep:
             return []
@@ -292,14 +294,14 @@ class Publisher:
             }
         return collect(self.root, self.settings.keep, in_use)
 
-    def _found(self, path: Path, weights: dict[str, Tensor]) -> PublishedVersion:
+    def _existing(self, path: Path, weights: dict[str, Tensor]) -> PublishedVersion:
         manifest, tensors = read_version(path)
         if tensors.keys() != weights.keys() or not all(
             entry.matches(weights[name]) for name, entry in manifest.tensors.items()
         ):
             raise PolicyError(
-                f"{path} holds other weights than the checkpoint of that version. Was `dtype` in "
-                "[trainer.publish] changed, or a checkpoint put back? Move the version away if no worker "
+                f"{path} has other weights than the checkpoint of that version. Was `dtype` in "
+                "[trainer.publish] changed, or a checkpoint restored? Move the version away if no worker "
                 "ever served it; otherwise resume from the checkpoint that made it."
             )
         return PublishedVersion(path, manifest.checksum, directory_bytes(path), manifest.kind)
@@ -313,20 +315,15 @@ class Publisher:
         path = version_path(self.root, parent)
         try:
             return BaseVersion(parent, read_version(path)[1]) if path.exists() else None
-        except PolicyError:  # damaged: the full version that is then written needs none of it
+        except PolicyError:  # damaged: the next version is full and does not need it
             return None
-
-
-log = logging.getLogger(__name__)
 
 
 def collect(root: Path, keep: int, in_use: Collection[int] = ()) -> list[int]:
     """Remove versions that are not needed; returns their numbers, the newest first.
 
-    Needed are the `keep` newest, those `in_use`, and every version that one of these is read from. A version
-    that cannot be read may build on anything, so all older ones stay while it is needed. A version is renamed
-    before it is removed, so a reader finds it whole or not at all; what a killed process left half removed
-    goes with the next call. Deltas go before their bases.
+    Needed are the `keep` newest, those `in_use`, and all versions from which one of these is read. A version
+    that cannot be read may build on any older one, so all older ones stay while it is needed.
     """
     for leftover in root.glob(".removed-v*"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -340,7 +337,9 @@ def collect(root: Path, keep: int, in_use: Collection[int] = ()) -> list[int]:
 
 
 def remove(root: Path, numbers: Iterable[int]) -> None:
-    """Remove versions: each is whole or not there."""
+    """Remove versions, each atomically."""
+    # Renamed first, so a reader finds a version whole or not at all; `collect` removes what a killed process
+    # left. The caller's order, newest first, removes a delta before its base.
     for number in numbers:
         path = version_path(root, number)
         away = root / f".removed-{path.name}"
@@ -351,7 +350,7 @@ def remove(root: Path, numbers: Iterable[int]) -> None:
 
 
 def _needed_by(root: Path, number: int, there: Collection[int]) -> set[int]:
-    """The versions that reading one takes."""
+    """The versions that must be read for one."""
     try:
         return {link.manifest.version for link in chain_of(version_path(root, number))}
     except PolicyError as error:

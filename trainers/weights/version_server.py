@@ -3,8 +3,8 @@
 GET /versions                    what is there: [{version, kind, base, checksum, base_checksum, files: {name:
 bytes}}, ...] GET /versions/{number}/{file}    a file of a version, whole or by Range
 
-Every request carries `Authorization: Bearer KEY`. Versions never change, so a client can resume where a
-transfer was cut, and checks what it got by the checksums in the manifest.
+Every request carries `Authorization: Bearer KEY`. Versions never change, so a client can resume an
+interrupted transfer, and verifies it by the checksums in the manifest.
 
 harnessgym weights serve runs/mine/versions --host 0.0.0.0 --port 8900
 """
@@ -43,7 +43,7 @@ _SERVED = (MANIFEST, MARKER, FULL, DELTA)
 
 
 class Offer(BaseModel):
-    """A version that a server has."""
+    """A version on the server."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -60,42 +60,41 @@ _OFFERS = TypeAdapter(list[Offer])
 
 
 class VersionFolder:
-    """What a folder of versions offers.
+    """The versions of a folder.
 
-    Manifests are read once, for they never change; which files a version has does, where the folder is a
-    mirror.
+    Manifests never change and are read once. The files of a version may change, if the folder is a mirror.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._known: dict[int, Manifest] = {}
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def offers(self) -> list[Offer]:
         """The committed versions in order; damaged ones are left out, with a warning."""
         known = {}
-        found = list[Offer]()
+        offers = list[Offer]()
         for number in version_numbers(self.root):
             try:
-                made = self._known.get(number) or read_manifest(version_path(self.root, number))
-                found.append(self._offer(made))
-                known[number] = made
-            except (PolicyError, OSError) as error:  # an OSError: it was removed meanwhile
-                if str(error) not in self._told:
+                manifest = self._known.get(number) or read_manifest(version_path(self.root, number))
+                offers.append(self._offer(manifest))
+                known[number] = manifest
+            except (PolicyError, OSError) as error:  # OSError: it was removed in the meantime
+                if str(error) not in self._warned:
                     log.warning("Version %d is not offered: %s", number, error)
-                self._told.add(str(error))
+                self._warned.add(str(error))
         self._known = known
-        return found
+        return offers
 
-    def _offer(self, made: Manifest) -> Offer:
-        path = version_path(self.root, made.version)
+    def _offer(self, manifest: Manifest) -> Offer:
+        path = version_path(self.root, manifest.version)
         sizes = {name: (path / name).stat().st_size for name in (FULL, DELTA) if (path / name).is_file()}
         return Offer(
-            version=made.version,
-            kind=made.kind,
-            base=made.base,
-            checksum=made.checksum,
-            base_checksum=made.base_checksum,
+            version=manifest.version,
+            kind=manifest.kind,
+            base=manifest.base,
+            checksum=manifest.checksum,
+            base_checksum=manifest.base_checksum,
             files=sizes,
         )
 
@@ -105,11 +104,11 @@ def build_app(root: Path, key: str) -> Starlette:
     folder = VersionFolder(root)
 
     def refusal(request: Request) -> Response | None:
-        given = request.headers.get("authorization", "")
-        if hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
+        authorization = request.headers.get("authorization", "")
+        if hmac.compare_digest(authorization.encode(), f"Bearer {key}".encode()):
             return None
-        told = {"error": "Give the server's key as `Authorization: Bearer KEY`."}
-        return JSONResponse(told, 401, {"www-authenticate": "Bearer"})
+        body = {"error": "Give the server's key as `Authorization: Bearer KEY`."}
+        return JSONResponse(body, 401, {"www-authenticate": "Bearer"})
 
     def listing(request: Request) -> Response:
         if refused := refusal(request):

@@ -116,7 +116,7 @@ def test_an_export_overwrites_nothing(run, tmp_path):
     (tmp_path / "out" / "mine").touch()
     done = CliRunner().invoke(app, ["export", str(run.folder.root), str(tmp_path / "out")])
     assert isinstance(done.exception, PolicyError)
-    assert "is there already" in str(done.exception)
+    assert "exists already" in str(done.exception)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
 
 

@@ -189,7 +189,7 @@ def test_settings_that_an_estimator_does_not_have_are_refused():
 def test_what_needs_the_whole_batch_is_refused_where_it_comes_in_parts():
     with pytest.raises(ConfigError, match="set stream = false"):
         make_estimator(config(advantage="gdpo", stream=True))
-    with pytest.raises(ConfigError, match="in its trainer alone"):
+    with pytest.raises(ConfigError, match="only the run's trainer has"):
         make_estimator(config(advantage="igpo"))
 
 

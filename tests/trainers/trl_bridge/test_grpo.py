@@ -250,7 +250,7 @@ def test_arguments_that_make_no_version_of_a_batch_are_refused(tmp_path, given, 
 )
 def test_a_run_that_only_our_trainer_can_train_is_refused(tmp_path, given, named):
     folder = off_policy_run(tmp_path, **given)
-    with pytest.raises(TrainerError, match=f"^{named} is done by the trainer of HarnessGym alone"):
+    with pytest.raises(TrainerError, match=f"^{named} is only supported by HarnessGym"):
         training_run(folder)
 
 

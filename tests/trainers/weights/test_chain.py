@@ -118,13 +118,13 @@ def test_weights_that_are_not_the_base_are_given_up_for_the_full_version(tmp_pat
     recast = {name: tensor.float() for name, tensor in made[1].items()}
     for held, why in (
         (wrong, "'norm' is not the one"),
-        (recast, "another dtype or shape"),
-        ({}, "only one of them has it"),
+        (recast, "differs in dtype or shape"),
+        ({}, "only one side has it"),
     ):
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             assert same(read_from(1, held, version_path(tmp_path, 2))[1], made[2])
-        assert "read whole" in caplog.text
+        assert "read in full" in caplog.text
         assert why in caplog.text
 
 
@@ -280,7 +280,7 @@ def test_versions_of_format_1_are_read_and_built_upon(tmp_path):
 
 
 def test_a_manifest_that_builds_on_a_later_version_is_refused():
-    with pytest.raises(ValueError, match="cannot be made of the later version 4"):
+    with pytest.raises(ValueError, match="cannot build on the later version 4"):
         Manifest(version=4, kind="delta", base=4, base_checksum="0", step=0, run="r", tensors={})
     with pytest.raises(ValueError, match="a delta needs a base"):
         Manifest(version=4, kind="delta", step=0, run="r", tensors={})

@@ -167,11 +167,11 @@ def test_a_damaged_version_is_fetched_anew_and_one_that_is_whole_is_not(tmp_path
     with relayed(tmp_path / "there") as relay, mirror_of(relay.url, tmp_path / "here") as mirror:
         mirror.fetch(2)
         got = mirror.fetched_bytes
-        assert same(read_version(mirror.mend(2))[1], made[2])
+        assert same(read_version(mirror.repair(2))[1], made[2])
         assert mirror.fetched_bytes == got
         damaged = version_path(tmp_path / "here", 0) / name
         damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
-        assert same(read_version(mirror.mend(2))[1], made[2])
+        assert same(read_version(mirror.repair(2))[1], made[2])
         assert mirror.fetched_bytes == 2 * got
 
 

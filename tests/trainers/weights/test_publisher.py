@@ -58,7 +58,7 @@ def test_a_version_that_is_there_is_kept_as_it_is(site):
     assert site(dtype="bfloat16", kind="full").publish(1, 0, weights(1), 0) == made[1]
     assert {file: file.read_bytes() for file in made[1].path.iterdir()} == before
     assert (made[1].path / DELTA).exists()
-    with pytest.raises(PolicyError, match="holds other weights than the checkpoint"):
+    with pytest.raises(PolicyError, match="has other weights than the checkpoint"):
         site(dtype="bfloat16").publish(1, 0, weights(2), 0)
 
 

@@ -1,1 +1,1 @@
-"""Outside engines as the weight agent sees them, one file each."""
+"""Installers of weights into external engines, one file each."""

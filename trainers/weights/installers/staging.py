@@ -1,4 +1,9 @@
-"""Files from which an engine loads a version: the version's own, or a scratch file that is written for it."""
+"""Files and labels of the version that an external engine loads.
+
+An engine reports what it serves as its "weight version", here the label `VERSION@POLICY`. The policy's id is
+part of it, because version 3 of another run is not version 3 of this one. The files are the version's own, or
+a copy in a scratch folder.
+"""
 
 import hashlib
 import shutil
@@ -12,7 +17,7 @@ from harnessgym.errors import UpstreamError
 from harnessgym.store.policies import PolicyVersion
 
 INSTALLING = "installing"
-"""The label while the weights are none: an agent that finds it installs again."""
+"""The label during an installation, when the weights are no version. An agent that sees it installs again."""
 
 
 def label_of(policy_id: str, version: int) -> str:
@@ -21,22 +26,22 @@ def label_of(policy_id: str, version: int) -> str:
 
 
 def version_in(label: str, policy_id: str) -> int | None:
-    """The version that a label names, None if it names none of this policy."""
+    """The version in a label; None if it is not one of this policy."""
     version, _, policy = label.partition("@")
     return int(version) if version.isdecimal() and policy == policy_id else None
 
 
 WEIGHTS = "model.safetensors"
 _PREFIX = "staged-"
-"""No version's own directory begins so: what is removed here is never one."""
+"""No version directory has this prefix, so `tidy` cannot remove one."""
 
 
 def stage(weights: dict[str, Tensor], version: PolicyVersion, scratch: Path) -> Path:
     """A folder with all of a version's weights in `model.safetensors`.
 
-    Where `version.path` has that file, it is its own; else one is written under `scratch`, which is this
-    engine's alone: a mirror may have no more than the delta of a version that was published in full. Raises
-    `UpstreamError` if it cannot be written.
+    This is the version's own folder if it has the file, else a copy under `scratch`, which no other engine
+    may use. Even a version that was published in full may be only a delta in a mirror. Raises `UpstreamError`
+    if the copy cannot be written.
     """
     own = Path(version.path)
     if (own / WEIGHTS).is_file():
@@ -59,17 +64,15 @@ def stage(weights: dict[str, Tensor], version: PolicyVersion, scratch: Path) -> 
 
 
 def tidy(scratch: Path, served: Path) -> None:
-    """Remove what is staged of other versions than the one that is served; an engine may go back to that
-    one's file.
-    """
+    """Remove staged copies except that of the served version, to whose file an engine may go back."""
     for folder in scratch.glob(f"{_PREFIX}v*"):
         if folder != served:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def digests(weights: dict[str, Tensor]) -> dict[str, str]:
-    """SHA-256 in hex of each tensor's bytes: every Python has it, so an engine's environment needs nothing
-    for it.
+    """SHA-256 in hex of each tensor's bytes. It is in Python's standard library, so an engine's environment
+    needs no further package.
     """
     return {name: hashlib.sha256(_bytes(tensor)).hexdigest() for name, tensor in weights.items()}
 
