@@ -1,26 +1,19 @@
 """The calls of a rollout as a table, session by session: the forest they form."""
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from harnessgym.cli.traces.printed import console, plain_table, print_json
 from harnessgym.cli.traces.source import traced
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from harnessgym.traces.graph import Graph
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
     from rich.text import Text
 
-    from harnessgym.traces.facts import CallFacts, RolloutFacts
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-
-from harnessgym.traces.facts import AgentFacts
+    from harnessgym.traces.facts import AgentFacts, CallFacts, RolloutFacts
+    from harnessgym.traces.graph import Graph
 
 _COLOURS = (
     "cyan",
@@ -38,7 +31,7 @@ _COLOURS = (
 class AgentLabels:
     """Names that are unique in a rollout: of agents with one name, the later ones are numbered."""
 
-    agents: Sequence[AgentFacts]
+    agents: "Sequence[AgentFacts]"
     nameless: str = "agent"
     """What calls of no known agent are made by."""
     _names: dict[str, str] = field(init=False)

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from sqlalchemy import Connection, select
 
-from harnessgym.cli.traces.tree import drawn
+from harnessgym.cli.traces.agent_tree import drawn
 from harnessgym.store import bodies, events
 from harnessgym.store.tables import agents, calls
 from harnessgym.traces import divergence
