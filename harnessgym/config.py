@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harnessgym.errors import ConfigError
-from harnessgym.setting_problems import Problem, problems_of
+from harnessgym.setting_problems import SettingProblem, problems_of
 
 
 class Config(BaseModel):
@@ -70,7 +70,7 @@ def validate(model: type[M], raw: dict[str, Any], where: str) -> M:
         raise ConfigError(_listed(where, [problem.text for problem in problems_of(model, error)])) from None
 
 
-def _problems(model: type[BaseModel], raw: dict[str, Any]) -> list[Problem]:
+def _problems(model: type[BaseModel], raw: dict[str, Any]) -> list[SettingProblem]:
     try:
         model.model_validate(raw)
     except ValidationError as error:

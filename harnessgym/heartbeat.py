@@ -49,7 +49,7 @@ class Silence:
         return self.seconds >= limit_s * (1.0 if self.phase == "running" else _SLOW)
 
 
-class Listener:
+class HeartbeatListener:
     """The end of whoever starts a process. Give it `far`, call `started`, then `look` again and again.
 
     Silence is measured in the time that the listener itself was awake: the time between two looks counts for

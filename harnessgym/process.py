@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harnessgym.heartbeat import VARIABLE, Listener
+from harnessgym.heartbeat import VARIABLE, HeartbeatListener
 
 PARENT = "HARNESSGYM_PARENT"
 """Environment variable of a service: the process that started it, with which it ends."""
@@ -63,7 +63,7 @@ def start_service(
     threads: int,
     descriptors: Sequence[int] = (),
     env: Mapping[str, str] | None = None,
-    heartbeat: Listener | None = None,
+    heartbeat: HeartbeatListener | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start `harnessgym COMMAND --config SETTINGS`, which is killed when the thread that calls this ends.
 

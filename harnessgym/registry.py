@@ -11,7 +11,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from harnessgym.config import nearest
 from harnessgym.errors import ConfigError
 
 Kind = Literal[
@@ -225,6 +224,8 @@ def load(kind: Kind, name: str) -> Any:
     target = REGISTRY[kind].get(name, name)
     module, colon, attribute = target.partition(":")
     if not colon:
+        from harnessgym.config import nearest
+
         raise ConfigError(
             f"There is no {kind.replace('_', ' ')} named {name!r}. {nearest(name, names(kind))}"
         )

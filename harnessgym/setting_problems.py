@@ -16,7 +16,7 @@ _LONGEST = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SettingProblem:
     """One thing that is wrong."""
 
     key: str
@@ -36,28 +36,30 @@ class Problem:
         return f"--{self.text}" if self.key and not self.section else self.text
 
 
-def problems_of(model: type[BaseModel], error: ValidationError) -> list[Problem]:
+def problems_of(model: type[BaseModel], error: ValidationError) -> list[SettingProblem]:
     """What was wrong, without what only follows from something else that is listed."""
     raw = error.errors()
     kept = [each for each in raw if not _follows(each, raw) and not _of_another_kind(model, each, raw)]
     return list(dict.fromkeys(_problem(model, each) for each in kept))
 
 
-def _problem(model: type[BaseModel], error: Any) -> Problem:
+def _problem(model: type[BaseModel], error: Any) -> SettingProblem:
     location = without_tags(model, error["loc"])
     key = ".".join(map(str, location))
     if error["type"] == "extra_forbidden":
         leaf = ".".join((key, *_inner(error["input"])))
-        return Problem(leaf, f"there is no such setting. {suggestion(model, location, error['input'])}")
+        return SettingProblem(
+            leaf, f"there is no such setting. {suggestion(model, location, error['input'])}"
+        )
     if error["type"] == "missing":
-        return Problem(key, "this setting is required.")
+        return SettingProblem(key, "this setting is required.")
     if error["type"] in ("model_type", "model_attributes_type"):
-        return Problem(
+        return SettingProblem(
             key, f"this is a section, not a value{_got(error['input'])}. Known: {known_at(model, location)}."
         )
     section = isinstance(error["input"], dict)
     reason = str(error["ctx"]["error"] if error["type"] == "value_error" else error["msg"]).rstrip(".")
-    return Problem(key, f"{reason}{_got(error['input'])}.{_nearest_literal(error)}", section)
+    return SettingProblem(key, f"{reason}{_got(error['input'])}.{_nearest_literal(error)}", section)
 
 
 def _follows(error: Any, errors: Sequence[Any]) -> bool:

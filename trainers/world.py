@@ -106,7 +106,7 @@ def launch(size: int, device: Device, work: Callable[[World], None]) -> None:
     """
     fork = multiprocessing.get_context("fork")
     errors: SimpleQueue[str] = fork.SimpleQueue()
-    listeners = [heartbeat.Listener() for _ in range(size)]
+    listeners = [heartbeat.HeartbeatListener() for _ in range(size)]
     with socket.create_server((_LOOPBACK, 0)) as listener:
         members = [
             fork.Process(
@@ -141,7 +141,7 @@ def _take_part(
     world: World,
     work: Callable[[World], None],
     listener: socket.socket,
-    listeners: Sequence[heartbeat.Listener],
+    listeners: Sequence[heartbeat.HeartbeatListener],
     errors: "SimpleQueue[str]",
     parent: int,
 ) -> None:

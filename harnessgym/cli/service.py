@@ -6,16 +6,15 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import BaseModel
 
-from harnessgym.config import load_config
-from harnessgym.heartbeat import begin as begin_heartbeat
 from harnessgym.process import PARENT, die_with_parent
 from harnessgym.registry import load
-from harnessgym.setting_tree import setting_rows
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Typer context settings of a command that takes `--dotted.key value`."""
@@ -36,6 +35,10 @@ def run_service(
     """Validate the settings of a service and run it, the registered one or what `choose` loads for them,
     until it ends.
     """
+    # pydantic takes a fifth of a second to load, which `--help` does without.
+    from harnessgym.config import load_config
+    from harnessgym.heartbeat import begin as begin_heartbeat
+
     model: type[BaseModel] = load("settings", name)
     if show:
         show_settings(model, name)
@@ -51,12 +54,13 @@ def run_service(
     serve(settings)
 
 
-def show_settings(model: type[BaseModel], title: str) -> None:
+def show_settings(model: "type[BaseModel]", title: str) -> None:
     """A table of a settings model: dotted key, default, meaning."""
     from rich.markup import escape
     from rich.table import Table
 
     from harnessgym.cli.traces.printed import console
+    from harnessgym.setting_tree import setting_rows
 
     table = Table(title=f"Settings of {title}", title_justify="left")
     table.add_column("--key", no_wrap=True)

@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from harnessgym.heartbeat import Listener, Silence
+from harnessgym.heartbeat import HeartbeatListener, Silence
 from harnessgym.process import ProcessId, identify, start_service
 from harnessgym.registry import load, look_in
 from harnessgym.run_folder import RunFolder, write_json
@@ -107,7 +107,7 @@ class ProcessHost:
         self.log = self.folder / "log"
         self._sockets = [_listen(host) for _ in range(sockets)]
         self._process: subprocess.Popen[bytes] | None = None
-        self._heartbeat = Listener()
+        self._heartbeat = HeartbeatListener()
         self._started = 0
         self._asked = time.monotonic()
         self._over = threading.Event()
@@ -153,13 +153,13 @@ class ProcessHost:
         descriptors = [listener.fileno() for listener in self._sockets[: len(order.listeners)]]
         self._asked = time.monotonic()
         self._heartbeat.close()
-        self._heartbeat = Listener()
+        self._heartbeat = HeartbeatListener()
         self._process = self.run(order, path, descriptors, self._heartbeat)
         self._started += 1
         return self._process.pid
 
     def run(
-        self, order: StartRequest, settings: Path, descriptors: list[int], heartbeat: Listener
+        self, order: StartRequest, settings: Path, descriptors: list[int], heartbeat: HeartbeatListener
     ) -> "subprocess.Popen[bytes]":
         """Start the process itself; what it says goes to `log`."""
         env = {"TMPDIR": str(self.folder)}

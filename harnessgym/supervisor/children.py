@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from harnessgym.heartbeat import SILENT_S, Listener, Silence
+from harnessgym.heartbeat import SILENT_S, HeartbeatListener, Silence
 from harnessgym.process import ProcessId, end, identify, interruption_deferred, start_service
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.supervisor.processes import Restarts, last_words
@@ -32,7 +32,7 @@ class Child:
 
     spec: ChildSpec
     process: subprocess.Popen[bytes]
-    heartbeat: Listener
+    heartbeat: HeartbeatListener
     again: Restarts
 
     @property
@@ -147,10 +147,10 @@ class Children:
         """The end of a process's log; see `harnessgym.supervisor.processes.last_words`."""
         return last_words(self.log_path(name))
 
-    def _spawn(self, spec: ChildSpec) -> tuple[subprocess.Popen[bytes], Listener]:
+    def _spawn(self, spec: ChildSpec) -> tuple[subprocess.Popen[bytes], HeartbeatListener]:
         settings = self.folder.root / "services" / f"{spec.name}.json"
         write_json(settings, spec.settings, mode=0o600)
-        heartbeat = Listener()
+        heartbeat = HeartbeatListener()
         log = self.log_path(spec.name)
         return start_service(
             spec.command, settings, log, self.threads, spec.sockets, heartbeat=heartbeat

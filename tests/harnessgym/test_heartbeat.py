@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from harnessgym.heartbeat import BEAT_S, VARIABLE, Heartbeat, Listener, Silence
+from harnessgym.heartbeat import BEAT_S, VARIABLE, Heartbeat, HeartbeatListener, Silence
 
 PRELUDE = "import asyncio, threading, time\nfrom harnessgym import heartbeat\n"
 BUSY = """
@@ -45,7 +45,7 @@ def started():
     made = []
 
     def start(program):
-        listener = Listener()
+        listener = HeartbeatListener()
         process = subprocess.Popen(
             [sys.executable, "-c", PRELUDE + program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             pass_fds=[listener.far.fileno()], env={VARIABLE: str(listener.far.fileno())},
@@ -140,7 +140,7 @@ def test_a_process_that_shuts_down_says_so(started):
 
 
 def test_nobody_who_listens_holds_up_a_heart():
-    listener = Listener()
+    listener = HeartbeatListener()
     heartbeat = Heartbeat(listener.far)
     for _ in range(200_000):  # more than the socket holds
         heartbeat._beat()

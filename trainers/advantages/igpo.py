@@ -6,35 +6,27 @@ recorded ones. The gains depend on the weights from which the step starts, so a 
 same.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
-
-import numpy as np
-from pydantic import Field
-
-from harnessgym.config import Config
-from harnessgym.run_config.run import RunConfig
-from trainers.advantages.estimator import Advantages, Float64Array, Scored
-from trainers.advantages.steps import branches, by_call, discounted, spread, standardised
-from trainers.algorithms import AlgorithmRow
-
-if TYPE_CHECKING:
-    from harnessgym.store import TraceStore
-    from trainers.trained_policy import TrainedPolicy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
+import numpy as np
 import xxhash
+from pydantic import Field
 from tokenizers import Tokenizer
 
+from harnessgym.config import Config
 from harnessgym.errors import ConfigError, TrainerError
+from harnessgym.run_config.run import RunConfig
 from harnessgym.store import runs
 from harnessgym.task import Split, Task
 from harnessgym.tasks.source import task_set
 from harnessgym.tokens import IdArray, TokenIds
 from harnessgym.traces.trajectories import Row, Turn
+from trainers.advantages.estimator import Advantages, Float64Array, Scored
+from trainers.advantages.steps import branches, by_call, discounted, spread, standardised
+from trainers.algorithms import AlgorithmRow
 
 if TYPE_CHECKING:
     from harnessgym.store import TraceStore

@@ -1,5 +1,6 @@
 """`harnessgym store prune`."""
 
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,12 +16,10 @@ from harnessgym.cli.traces.filters import (
     Verdict,
 )
 from harnessgym.cli.traces.source import AsJson, Source
+from harnessgym.errors import ConfigError
 
 if TYPE_CHECKING:
     from harnessgym.store.retention import Pruned, Retention
-import re
-
-from harnessgym.errors import ConfigError
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 

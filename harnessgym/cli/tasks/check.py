@@ -1,11 +1,14 @@
 """`harnessgym tasks check`."""
 
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import typer
 
 from harnessgym.cli.tasks.arguments import AsJson, Backend, Limit, Only, Spec
+from harnessgym.cli.traces.printed import notes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,15 +16,7 @@ if TYPE_CHECKING:
     from harnessgym.sandbox import SandboxBackend
     from harnessgym.task import Task, TaskSet
     from harnessgym.validation.baseline import Baseline
-    from harnessgym.validation.task_check import CheckedTask, CheckPlan
-import time
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
-
-from harnessgym.cli.traces.printed import notes
-
-if TYPE_CHECKING:
-    from harnessgym.validation.task_check import Progress
+    from harnessgym.validation.task_check import CheckedTask, CheckPlan, Progress
 
 _LINE_S = 15.0
 """Between two lines where there is no terminal."""

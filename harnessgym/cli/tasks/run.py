@@ -1,22 +1,20 @@
 """`harnessgym tasks run`."""
 
+import asyncio
+import posixpath
+import secrets
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import typer
 
 from harnessgym.cli.tasks.arguments import AsJson, Backend, Spec, TaskId
+from harnessgym.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from harnessgym.grading.cheats.scripted_agent import CheatResult
     from harnessgym.task import Task
-import asyncio
-import posixpath
-import secrets
-from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
-
-from harnessgym.sandbox import Sandbox
 
 _WELCOME = """\
 Each line is run by sh in the agent's sandbox; the folder is kept from line to line, variables are not. There is no terminal

@@ -4,16 +4,15 @@ import difflib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from harnessgym.errors import StoreError
 
 if TYPE_CHECKING:
     from harnessgym.store import TraceStore
     from harnessgym.traces.export import TracedRollout
-from typing import Annotated
-
-import typer
 
 Source = Annotated[str, typer.Argument(help="Run folder, database file or database URL.", metavar="SOURCE")]
 Rollout = Annotated[str, typer.Argument(help="Rollout id, how it begins, or `latest`.", metavar="ROLLOUT")]

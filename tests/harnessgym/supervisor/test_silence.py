@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from harnessgym.heartbeat import VARIABLE, Listener
+from harnessgym.heartbeat import VARIABLE, HeartbeatListener
 from harnessgym.run_folder import RunFolder
 from harnessgym.store import TraceStore, runs, workers
 from harnessgym.store.workers import WorkerRow
@@ -27,7 +27,7 @@ class Beating(Children):
         self.by_name[name] = Child(None, *self._spawn(None), Restarts(5))
 
     def _spawn(self, spec):
-        heartbeat = Listener()
+        heartbeat = HeartbeatListener()
         far = heartbeat.far.fileno()
         process = subprocess.Popen([sys.executable, "-c", BEATS], pass_fds=[far], env={VARIABLE: str(far)})
         heartbeat.started()
