@@ -16,6 +16,7 @@ from typing import Any, Literal
 Role = Literal["system", "user", "assistant", "tool"]
 _NONCE = "x-anthropic-billing-header:"
 _NONCE_LINE = re.compile(rf"^{_NONCE}[^\n]*\n*", re.MULTILINE)
+_SAYS_ERROR = re.compile(r"\W*(tool_use_)?error\b", re.IGNORECASE)
 _EXACT = 2**53
 """Integers up to here are the same number in every client; JavaScript rounds larger ones."""
 
@@ -62,6 +63,8 @@ class Message:
     name: str | None = None
     images: tuple[str, ...] = ()
     """`data:` or `https:` URLs of images, shown after the text."""
+    is_error: bool = False
+    """For role `tool`: the harness says that the tool failed."""
 
     @cached_property
     def digest(self) -> str:
@@ -69,7 +72,8 @@ class Message:
         do not enter.
         """
         calls = [[call.name, call.canonical] for call in self.tool_calls]
-        said = [self.role, self.without_nonce().content, self.reasoning, calls, *self.images]
+        role = "tool/error" if self.is_error else self.role
+        said = [role, self.without_nonce().content, self.reasoning, calls, *self.images]
         return hashlib.blake2b(canonical_json(said).encode(), digest_size=16).hexdigest()
 
     def without_nonce(self) -> "Message":
@@ -80,8 +84,25 @@ class Message:
             return self
         return replace(self, content=_NONCE_LINE.sub("", self.content))
 
+    @property
+    def shown_text(self) -> str:
+        """The content as the policy reads it. Chat templates have no place for `is_error`, so it stands in front as "Error: ",
+        unless the text begins with the word error anyway.
+        """
+        if not self.is_error or _SAYS_ERROR.match(self.content):
+            return self.content
+        return f"Error: {self.content}" if self.content else "Error"
+
+    def in_words(self) -> "Message":
+        """The message as the policy reads it: `is_error` is a part of the text."""
+        return replace(self, content=self.shown_text, is_error=False) if self.is_error else self
+
     def to_template(self) -> dict[str, Any]:
         """The form chat templates take (Hugging Face / OpenAI), arguments as an object where they parse."""
+        return self.in_words().to_chat()
+
+    def to_chat(self) -> dict[str, Any]:
+        """The same with `is_error` as a field of its own, which OpenAI's protocol lacks, and the content as it is."""
         out: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.images:
             parts = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
@@ -97,6 +118,8 @@ class Message:
             out["tool_call_id"] = self.tool_call_id
         if self.name is not None:
             out["name"] = self.name
+        if self.is_error:
+            out["is_error"] = True
         return out
 
 

@@ -450,7 +450,7 @@ def _pieces(message: Message) -> Iterator[str]:
     if message.reasoning:
         yield f"<think>{message.reasoning}</think>"
     if message.content or not message.tool_calls:
-        yield message.content
+        yield message.shown_text
     for call in message.tool_calls:
         yield f"{call.name}({call.arguments})"
 

@@ -219,4 +219,4 @@ def _digest(text: str) -> str:
 def _text(message: Message) -> str:
     """A message for people."""
     calls = "".join(f" {call.name}({call.canonical})" for call in message.tool_calls)
-    return f"{message.reasoning}{message.content}{calls}"
+    return f"{message.reasoning}{message.shown_text}{calls}"

@@ -194,4 +194,4 @@ def _sampler(branch: _Branch, position: int) -> int | None:
 def _said(message: Message) -> str:
     """A message as one text."""
     calls = "".join(f" {call.name}({call.canonical})" for call in message.tool_calls)
-    return f"{message.reasoning}{message.content}{calls}"
+    return f"{message.reasoning}{message.shown_text}{calls}"

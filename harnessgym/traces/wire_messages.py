@@ -8,8 +8,8 @@ Json = dict[str, Any]
 
 
 def to_wire(message: Message) -> Json:
-    """A message as chat completions have it. Reading it back gives the same message."""
-    out = message.to_template()
+    """A message as chat completions have it, and `is_error` where it is so. Reading it back gives the same message."""
+    out = message.to_chat()
     for call, written in zip(message.tool_calls, out.get("tool_calls", ()), strict=True):
         written["function"]["arguments"] = call.arguments
     if message.role == "tool":

@@ -171,9 +171,14 @@ def _message(fields: Fields) -> Message:
     if role == "user":
         return Message("user", _content(fields, "\n"), name=name, images=_images(fields))
     if role == "tool":
-        images = _images(fields)
-        call_id = fields.text("tool_call_id")
-        return Message("tool", _content(fields, "\n"), tool_call_id=call_id, name=name, images=images)
+        return Message(
+            "tool",
+            _content(fields, "\n"),
+            tool_call_id=fields.text("tool_call_id"),
+            name=name,
+            images=_images(fields),
+            is_error=fields.flag("is_error"),  # not OpenAI's: bridges from other protocols send it
+        )
     if role == "assistant":
         fields.refuse(("audio", "function_call"))
         return Message(

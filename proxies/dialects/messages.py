@@ -256,6 +256,7 @@ def _user(blocks: list[Fields]) -> list[Message]:
                     _result(block),
                     tool_call_id=block.text("tool_use_id"),
                     images=_result_images(block),
+                    is_error=block.flag("is_error"),
                 )
             )
             open_text = False

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -164,3 +165,28 @@ def test_the_context_enters_every_link():
 def test_canonical_json_is_json_of_the_same_value(value):
     assert json.loads(canonical_json(value)) == value
     assert canonical_json({"b": 1, "a": "ä"}) == '{"a":"ä","b":1}'
+
+
+def test_a_failed_tool_says_so_to_the_policy_in_words():
+    failed = Message("tool", "no such key", tool_call_id="c", is_error=True)
+    assert failed.to_template() == {"role": "tool", "content": "Error: no such key", "tool_call_id": "c"}
+    assert failed.to_chat() == {"role": "tool", "content": "no such key", "tool_call_id": "c", "is_error": True}
+    assert failed.digest != replace(failed, is_error=False).digest
+    shown = replace(failed, images=("https://x/a.png",)).to_template()["content"]
+    assert shown[0] == {"type": "text", "text": "Error: no such key"}
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        ("", "Error"),
+        ("Exit code 1", "Error: Exit code 1"),
+        ("errors: 0", "Error: errors: 0"),
+        ("Error: no such key", "Error: no such key"),
+        ("[ERROR] no such key", "[ERROR] no such key"),
+        ("<tool_use_error>Unknown tool</tool_use_error>", "<tool_use_error>Unknown tool</tool_use_error>"),
+    ],
+)
+def test_what_begins_with_the_word_error_is_left_as_it_is(content, shown):
+    assert Message("tool", content, is_error=True).shown_text == shown
+    assert Message("tool", content).shown_text == content

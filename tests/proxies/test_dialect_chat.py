@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from harnessgym.message import Message, ToolCall, ToolSpec
+from harnessgym.traces.wire_messages import to_wire
 from proxies.dialect import (
     Answer,
     Delta,
@@ -236,3 +237,10 @@ def test_error_shape() -> None:
         }
     }  # fmt: skip
     assert CHAT.keepalive() == b": keepalive\n\n"
+
+
+def test_a_failed_tools_result_reads_back_from_what_is_written_of_it() -> None:
+    failed = Message("tool", "no such key", tool_call_id="c", is_error=True)
+    assert parse(messages=[to_wire(failed)]).messages == (failed,)
+    with pytest.raises(RequestProblem, match=r"messages\[0\]\.is_error: expected a boolean"):
+        parse(messages=[{**to_wire(failed), "is_error": "yes"}])

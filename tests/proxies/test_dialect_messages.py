@@ -77,7 +77,7 @@ def test_a_conversation() -> None:
             tool_calls=(ToolCall("toolu_a_0", "find", '{"name": "lamp"}'), SECOND),
         ),
         Message("tool", "Q7", tool_call_id="toolu_a_0"),
-        Message("tool", "4\n7", tool_call_id="toolu_a_1"),
+        Message("tool", "4\n7", tool_call_id="toolu_a_1", is_error=True),
         Message("user", "Well?"),
         Message("tool", "", tool_call_id="toolu_a_2"),
         Message("system", "Later."),

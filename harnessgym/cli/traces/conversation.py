@@ -112,7 +112,7 @@ class _Printer:
         line = Text(f"{label}{name}: ", style=style)
         if message.reasoning:
             line.append(f"({brief(message.reasoning, full=self.full)}) ", style="dim italic")
-        line.append(brief(message.content, full=self.full), style=dim)
+        line.append(brief(message.shown_text, full=self.full), style=dim)
         for image in message.images:
             line.append(f" [image {image if self.full else image[:40]}]", style="dim")
         if len(line) > len(label) + 2 or not message.tool_calls:

@@ -179,6 +179,8 @@ class _Steps:
         if step is None:
             step = self._step("user", "", observation=schema.AtifObservation(results=[]))
             extra = {**(extra or {}), "tool_call_id": called}
+        if message.is_error:
+            extra = {**(extra or {}), "is_error": True}
         result = schema.AtifResult(
             source_call_id=called if called in self._called else None,
             content=content_of(message),

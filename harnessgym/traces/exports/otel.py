@@ -196,9 +196,9 @@ class _Spans:
             "harnessgym.tool.answered": result is not None,
         }
         end = event.t if result is None else max(event.t, result.t)
-        return self._span(
-            event.id, event.agent_id or self.rollout.id, f"execute_tool {tool}", event.t, end, attributes, []
-        )
+        failed = "The tool failed." if result is not None and result.attributes.get("is_error") else None
+        above = event.agent_id or self.rollout.id
+        return self._span(event.id, above, f"execute_tool {tool}", event.t, end, attributes, [], failed)
 
     def _span(
         self, row_id: str, above: str | None, name: str, start: float, end: float, attributes: Json, happened: list[Json],
@@ -255,7 +255,7 @@ def _spoken(message: Message) -> Json:
     """A message as the conventions write it: parts of text, reasoning, tool calls and their responses."""
     parts: list[Json] = [{"type": "reasoning", "content": message.reasoning}] if message.reasoning else []
     if message.role == "tool":
-        parts.append({"type": "tool_call_response", "id": message.tool_call_id, "response": message.content})
+        parts.append({"type": "tool_call_response", "id": message.tool_call_id, "response": message.shown_text})
     elif message.content:
         parts.append({"type": "text", "content": message.content})
     parts += [{"type": "uri", "modality": "image", "uri": url} for url in message.images]

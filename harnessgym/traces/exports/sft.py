@@ -40,7 +40,7 @@ def branches(rollout: TracedRollout) -> Iterator[Json]:
         fresh = [call_id in usable and call_id not in used for _, call_id in said]
         used.update(call_id for _, call_id in said if call_id is not None)
         yield {
-            "messages": [to_wire(message) for message, _ in said],
+            "messages": [to_wire(message.in_words()) for message, _ in said],
             "tools": tools_to_wire(leaf.tools),
             "loss_mask": [int(one) for one in fresh],
             "rollout_id": rollout.id,

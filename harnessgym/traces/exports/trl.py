@@ -56,7 +56,7 @@ def _said(rollout: TracedRollout, row: Row) -> tuple[list[Json], list[Json]]:
     if missing:
         return [], []
     start = next(at for at, (_, call_id) in enumerate(said) if call_id is not None)
-    messages = [to_wire(message) for message, _ in said]
+    messages = [to_wire(message.in_words()) for message, _ in said]
     return messages[:start], messages[start:]
 
 

@@ -190,7 +190,8 @@ def _message(steps: list[AtifStep], where: list[int]) -> Message:
     assert step.observation is not None
     result = step.observation.results[where[1]]
     called = result.source_call_id or (result.extra or {}).get("tool_call_id", "")
-    return message_of("tool", result.content, tool_call_id=called, extra=result.extra)
+    message = message_of("tool", result.content, tool_call_id=called, extra=result.extra)
+    return replace(message, is_error=True) if (result.extra or {}).get("is_error") is True else message
 
 
 def _spawn(rows: ImportRows, voice: AtifTrajectory, parent: AtifTrajectory | None) -> None:

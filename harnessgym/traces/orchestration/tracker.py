@@ -220,6 +220,8 @@ class SessionOrchestration:
                 "bytes": len(message.content.encode(errors="surrogatepass")),
                 "content_hash": message.digest,
             }
+            if message.is_error:
+                attributes["is_error"] = True
             if item.why is not OBSERVED:
                 attributes["given_id"] = message.tool_call_id
             result = rows.event("tool_result", me.id, asked.call_id, attributes, item.why)
