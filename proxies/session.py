@@ -77,6 +77,8 @@ class Session:
     """Refused requests that are recorded as events; their number is bounded."""
     prompts: dict[str, int] = field(default_factory=dict)
     """How often each prompt segment was asked."""
+    opened_at: float = field(default_factory=time.monotonic)
+    """`time.monotonic` when it was opened, be it by an earlier process."""
     _begun: set[str] = field(default_factory=set)
     """Calls of which all leading parts are in `heads`: those that began in this process."""
     _readers: dict[str, BodyReader] = field(default_factory=dict)
@@ -84,11 +86,13 @@ class Session:
     @classmethod
     def of(cls, row: SessionRow) -> "Session":
         """A session without its calls."""
-        options = SessionOptions.model_validate(row.options)
-        lineages = Lineages(row.rollout_id, row.id)
-        watch = ContractWatch(options.contracts)
-        traffic = OrchestrationTracker(SessionOrchestration(row.rollout_id))
-        return cls(row, _sampling(row), options, lineages, watch, traffic, row.sealed)
+        options, lineages = SessionOptions.model_validate(row.options), Lineages(row.rollout_id, row.id)
+        watch, traffic = (
+            ContractWatch(options.contracts),
+            OrchestrationTracker(SessionOrchestration(row.rollout_id)),
+        )
+        opened_at = time.monotonic() - row.age_s
+        return cls(row, _sampling(row), options, lineages, watch, traffic, row.sealed, opened_at=opened_at)
 
     @classmethod
     def load(
@@ -159,7 +163,7 @@ class Session:
             return Problem(
                 "limit", f"This session's limit of {tokens} sampled tokens is reached.", limit="tokens"
             )
-        if wall_s is not None and time.time() - self.row.created_at > wall_s:
+        if wall_s is not None and time.monotonic() - self.opened_at > wall_s:
             return Problem("limit", f"This session's {wall_s:g} seconds are over.", limit="wall_s")
         return self.watch.refusal(sum(call_id in self.lineages.of_call for call_id in self.live), new_calls)
 

@@ -20,7 +20,6 @@ import hmac
 import json
 import secrets
 import socket
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
@@ -41,7 +40,7 @@ from harnessgym.rollout.node import Node
 from harnessgym.rollout.submission import TAGS, InlineTask, NamedTask, Submission
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.sandbox import needs, require
-from harnessgym.store import TraceStore, policies, requests, rollout_states, rollouts, runs, workers
+from harnessgym.store import TraceStore, clock, policies, requests, rollout_states, rollouts, runs, workers
 from harnessgym.store.rollout_states import RolloutState
 from harnessgym.store.rollouts import GroupSpec
 from harnessgym.task import Task
@@ -195,7 +194,8 @@ class Endpoints:
         for rollout_id in rollout or ():
             await self._state(rollout_id)
         after = parse_event_id(last_event_id) if last_event_id else None
-        begin = since if since is not None else 0.0 if rollout else time.time()
+        begin = 0.0 if rollout else await self.store.aread(clock.read)
+        begin = begin if since is None else since
         changes = EventStream(self.store, self.run_id, rollout, after, begin)
         stream = as_events(changes, self.keep_alive_s, lambda: self.stopping)
         return StreamingResponse(

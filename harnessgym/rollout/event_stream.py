@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from harnessgym.errors import ConfigError
-from harnessgym.store import TraceStore, rollout_states
+from harnessgym.store import TraceStore, clock, rollout_states
 from harnessgym.store.rollout_states import Change, RolloutState
 
 _LOOK_S = 0.1
@@ -84,7 +84,7 @@ class EventStream:
 
     def _changed(self, conn: Connection) -> list[tuple[float, Change, RolloutState]]:
         self._follow(conn)
-        since = min(self._cursor, time.time()) - self._late_s  # a clock that was set back hides nothing
+        since = min(self._cursor, clock.read(conn)) - self._late_s  # a clock that was set back hides nothing
         return rollout_states.changed(
             conn, self._run_id, since, None if self._ids is None else sorted(self._ids)
         )

@@ -1,18 +1,15 @@
 """Which nodes of a run take rollouts now: each holds a lease of its own, which ends when it is silent."""
 
-import time
-
 from sqlalchemy import Connection, delete, func, select
 
 from harnessgym.store import leases as held
+from harnessgym.store.clock import now
 from harnessgym.store.tables import leases
 
 
 def show(conn: Connection, run_id: str, holder: str, ttl_s: float) -> None:
     """A node takes rollouts, and will say so again within `ttl_s`."""
-    gone = leases.c.resource.startswith(_resource(run_id, ""), autoescape=True) & (
-        leases.c.expires <= time.time()
-    )
+    gone = leases.c.resource.startswith(_resource(run_id, ""), autoescape=True) & (leases.c.expires <= now())
     conn.execute(delete(leases).where(gone))
     held.acquire(conn, _resource(run_id, holder), holder, ttl_s)
 
@@ -24,9 +21,7 @@ def leave(conn: Connection, run_id: str, holder: str) -> None:
 
 def nodes(conn: Connection, run_id: str) -> int:
     """How many nodes of a run take rollouts."""
-    shown = leases.c.resource.startswith(_resource(run_id, ""), autoescape=True) & (
-        leases.c.expires > time.time()
-    )
+    shown = leases.c.resource.startswith(_resource(run_id, ""), autoescape=True) & (leases.c.expires > now())
     return int(conn.execute(select(func.count()).select_from(leases).where(shown)).scalar_one())
 
 

@@ -15,7 +15,6 @@ Bodies alone may go from every finished rollout that is not frozen: tokens, ledg
 
 import os
 import platform
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from sqlalchemy import ColumnElement, Connection, Select, exists, func, or_, sel
 
 from harnessgym.errors import StoreError
 from harnessgym.store import leases, removal, shared_texts
+from harnessgym.store.clock import now
 from harnessgym.store.connections import Connections, connected
 from harnessgym.store.listing import RolloutFilter, wanted_ids
 from harnessgym.store.owned_rows import in_portions
@@ -40,8 +40,8 @@ Progress = Callable[[str, int, int], None]
 class Retention:
     """What is to go."""
 
-    before: float
-    """Only rollouts that ended before this time (Unix seconds)."""
+    older_s: float
+    """Only rollouts that ended at least so many seconds ago."""
     wanted: RolloutFilter = field(default_factory=RolloutFilter)
     bodies_only: bool = False
     trained: bool = False
@@ -147,7 +147,7 @@ def _kept(conn: Connection, retention: Retention) -> dict[str, int]:
 
 
 def _old(retention: Retention) -> ColumnElement[bool]:
-    return func.coalesce(rollouts.c.ended_at, rollouts.c.created_at) < retention.before
+    return func.coalesce(rollouts.c.ended_at, rollouts.c.created_at) <= now() - retention.older_s
 
 
 def _reasons(retention: Retention) -> dict[str, ColumnElement[bool]]:
@@ -161,7 +161,7 @@ def _reasons(retention: Retention) -> dict[str, ColumnElement[bool]]:
     going_on: ColumnElement[bool] = rollouts.c.run_id.in_(select(runs.c.id).where(runs.c.status != "done"))
     if retention.abandoned:
         other = rollouts.alias("other")
-        held = select(other.c.run_id).where(other.c.status == "running", other.c.lease_expires > time.time())
+        held = select(other.c.run_id).where(other.c.status == "running", other.c.lease_expires > now())
         going_on = going_on & rollouts.c.run_id.in_(held)
     reasons["of a run that is not done"] = going_on
     if not retention.trained:

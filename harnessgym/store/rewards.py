@@ -26,7 +26,6 @@ trained on: a missing reward is not 0.
 """
 
 import math
-import time
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -91,7 +90,7 @@ def add(conn: Connection, reward: RewardRow) -> bool:
         return False
     check(conn, reward)
     values = {name: getattr(reward, name) for name in RewardRow.__dataclass_fields__}
-    conn.execute(insert(rewards).values(id=new_id(), created_at=time.time(), **values))
+    conn.execute(insert(rewards).values(id=new_id(), **values))
     return True
 
 

@@ -126,7 +126,7 @@ def changed(
     """What happened at `since` (Unix seconds) or later, in order of time: to all rollouts of a run, or to
     some.
 
-    The state is today's. Clocks of several machines, and commits that come late, may put a change before one
+    The state is today's. Times are by the database's clock; a commit that comes late may put a change before one
     seen already: ask again from a little earlier, and pass over what is known.
     """
     times: dict[Change, Any] = {

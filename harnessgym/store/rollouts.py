@@ -8,7 +8,6 @@ group's `min_members` left it is dropped. A rollout that is cancelled gives its 
 still say of it.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -18,6 +17,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from harnessgym.outcome.failure import Cause
 from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.store import runs
+from harnessgym.store.clock import now
 from harnessgym.store.rewards import TOTAL, RewardRow
 from harnessgym.store.rewards import add as add_reward
 from harnessgym.store.rewards import required as required_reward
@@ -154,7 +154,7 @@ def submit(conn: Connection, spec: GroupSpec) -> str:
     )
     rows = [
         {"id": new_id(), "group_id": group_id, "slot": slot, "attempt": 0, "harness": harness, "sandbox": spec.sandbox,
-         "seed": seed, "status": "pending", "frozen": False, "created_at": time.time(), **shared}
+         "seed": seed, "status": "pending", "frozen": False, **shared}
         for slot, (harness, seed) in enumerate(zip(spec.harnesses, spec.seeds, strict=True))
     ]  # fmt: skip
     conn.execute(insert(rollouts), rows)
@@ -180,7 +180,7 @@ def claim(conn: Connection, run_id: str, holder: str, ttl_s: float, limit: int) 
     """Lease up to `limit` pending rollouts, oldest group first. Those that another is just claiming are
     passed over.
     """
-    due = rollouts.c.not_before.is_(None) | (rollouts.c.not_before <= time.time())
+    due = rollouts.c.not_before.is_(None) | (rollouts.c.not_before <= now())
     wanted = [rollouts.c.run_id == run_id, rollouts.c.status == "pending", due]
     picked = select(rollouts.c.id).join(groups, groups.c.id == rollouts.c.group_id).where(*wanted)
     oldest = picked.order_by(groups.c.created_at, groups.c.ordinal, rollouts.c.slot).limit(limit)
@@ -210,7 +210,7 @@ def claim(conn: Connection, run_id: str, holder: str, ttl_s: float, limit: int) 
 def renew(conn: Connection, rollout_ids: Sequence[str], holder: str, ttl_s: float) -> None:
     """Extend the leases of running rollouts."""
     ours = rollouts.c.id.in_(rollout_ids) & (rollouts.c.holder == holder) & (rollouts.c.status == "running")
-    conn.execute(update(rollouts).where(ours).values(lease_expires=time.time() + ttl_s))
+    conn.execute(update(rollouts).where(ours).values(lease_expires=now() + ttl_s))
 
 
 def finish(conn: Connection, outcome: RolloutOutcome) -> bool:
@@ -246,7 +246,7 @@ def fail(conn: Connection, outcome: RolloutOutcome, max_attempts: int, wait_s: f
     if conn.execute(select(func.count()).select_from(rollouts).where(own)).scalar_one() < max_attempts:
         kept = ("group_id", "run_id", "task_id", "policy_id", "slot", "harness", "sandbox", "seed")
         fresh = {"id": new_id(), "attempt": row["attempt"] + 1, "status": "pending", "frozen": False}
-        fresh["not_before"] = time.time() + wait_s if wait_s else None
+        fresh["not_before"] = now() + wait_s if wait_s else None
         conn.execute(insert(rollouts).values({name: row[name] for name in kept} | fresh))
     _complete(conn, row["group_id"])
     return True
@@ -300,7 +300,7 @@ def not_running(conn: Connection, rollout_ids: Sequence[str], holder: str) -> li
 
 def lost(conn: Connection, run_id: str) -> list[str]:
     """Running rollouts whose lease has expired."""
-    expired = rollouts.c.lease_expires < time.time()
+    expired = rollouts.c.lease_expires < now()
     query = select(rollouts.c.id).where(rollouts.c.run_id == run_id, rollouts.c.status == "running", expired)
     return list(conn.execute(query).scalars())
 
@@ -412,8 +412,7 @@ def best(conn: Connection, run_id: str, limit: int) -> list[str]:
 
 
 def _begun(holder: str, ttl_s: float) -> dict[str, Any]:
-    now = time.time()
-    return {"status": "running", "holder": holder, "lease_expires": now + ttl_s, "started_at": now}
+    return {"status": "running", "holder": holder, "lease_expires": now() + ttl_s, "started_at": now()}
 
 
 def _end(
@@ -431,7 +430,7 @@ def _end(
     if row is None:
         return None
     own = ("stop_reason", "verdict", "detail", "latencies", "cause", "grading")
-    values = {name: getattr(outcome, name) for name in own} | {"status": status, "ended_at": time.time()}
+    values = {name: getattr(outcome, name) for name in own} | {"status": status, "ended_at": now()}
     conn.execute(update(rollouts).where(rollouts.c.id == outcome.rollout_id).values(values))
     return row
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +10,7 @@ from sqlalchemy import Connection, Select, insert, select, text, update
 
 from harnessgym.errors import StoreError
 from harnessgym.store.backend import insert_into
+from harnessgym.store.clock import now
 from harnessgym.store.tables import new_id, policies, policy_versions, runs, tasks
 from harnessgym.task import Task
 
@@ -98,7 +98,7 @@ def set_config(conn: Connection, run_id: str, config: dict[str, Any]) -> None:
 
 def set_status(conn: Connection, run_id: str, status: RunStatus) -> None:
     """Move a run to another phase."""
-    ended = time.time() if status in ("done", "failed") else None
+    ended = now() if status in ("done", "failed") else None
     conn.execute(update(runs).where(runs.c.id == run_id).values(status=status, ended_at=ended))
 
 

@@ -1,12 +1,12 @@
 """Sessions: a key, the sampling and limits it fixes, and whether it is sealed."""
 
 import hashlib
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
+from harnessgym.store.clock import now
 from harnessgym.store.tables import calls, new_id, sessions
 
 
@@ -27,7 +27,8 @@ class SessionRow:
     """Fields of `SessionOptions`."""
     sealed: bool
     calls_at_seal: int | None
-    created_at: float
+    age_s: float = field(default=0.0, compare=False)
+    """Seconds since it was opened, when the row was read."""
 
 
 def hash_key(key: str) -> str:
@@ -58,11 +59,8 @@ def add(
         options=options or {},
         sealed=False,
         calls_at_seal=None,
-        created_at=time.time(),
     )
-    conn.execute(
-        insert(sessions).values({name: getattr(row, name) for name in SessionRow.__dataclass_fields__})
-    )
+    conn.execute(insert(sessions).values({name: getattr(row, name) for name in _COLUMNS}))
     return row
 
 
@@ -107,6 +105,10 @@ def sampled_tokens(conn: Connection, session_id: str) -> int:
 
 
 def _one(conn: Connection, condition: Any) -> SessionRow | None:
-    columns = [sessions.c[name] for name in SessionRow.__dataclass_fields__]
-    row = conn.execute(select(*columns).where(condition)).mappings().first()
+    columns = [sessions.c[name] for name in _COLUMNS]
+    age = (now() - sessions.c.created_at).label("age_s")
+    row = conn.execute(select(*columns, age).where(condition)).mappings().first()
     return None if row is None else SessionRow(**row)
+
+
+_COLUMNS = [name for name in SessionRow.__dataclass_fields__ if name in sessions.c]

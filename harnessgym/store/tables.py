@@ -1,8 +1,9 @@
 """The schema, declared once. `migrations/` builds exactly this; a test compares the two.
 
 Ids are text made by the process that creates the row (`new_id`), so that rows can refer to each other before
-any of them is written. Times are Unix seconds. Token ids take 2, 3 or 4 bytes each (`tokens.narrow_ids`),
-logprobs are float32, little-endian.
+any of them is written. Times are Unix seconds: those of calls, segments, bodies, events and edges by the clock
+of the process that recorded them, so that they fit together; all others by the database's (`clock`). Token ids
+take 2, 3 or 4 bytes each (`tokens.narrow_ids`), logprobs are float32, little-endian.
 """
 
 import os
@@ -25,6 +26,8 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
+
+from harnessgym.store.clock import now
 
 metadata = MetaData(
     naming_convention={
@@ -57,7 +60,7 @@ def _ref(table: str, *, null: bool = False, index: bool = True, name: str | None
 
 
 def _created() -> Column[float]:
-    return Column("created_at", Float, nullable=False, default=time.time)
+    return Column("created_at", Float, nullable=False, default=now())
 
 
 runs = Table(

@@ -4,7 +4,6 @@ Whoever follows an engine that no supervisor started holds a lease for it. When 
 may both be gone, and the state that was recorded last means nothing.
 """
 
-import time
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
@@ -12,6 +11,7 @@ from sqlalchemy import Connection, select, update
 
 from harnessgym.store import leases as held
 from harnessgym.store.backend import insert_into
+from harnessgym.store.clock import now
 from harnessgym.store.tables import leases, workers
 
 WorkerState = Literal["starting", "ready", "draining", "updating", "silent", "dead", "ended"]
@@ -47,7 +47,7 @@ class WorkerRow:
 
 def upsert(conn: Connection, worker: WorkerRow) -> None:
     """Register a worker or replace what is known of it."""
-    values = {**asdict(worker), "updated_at": time.time()}
+    values = {**asdict(worker), "updated_at": now()}
     conn.execute(
         insert_into(conn)(workers).values(values).on_conflict_do_update(index_elements=["id"], set_=values)
     )
@@ -55,13 +55,13 @@ def upsert(conn: Connection, worker: WorkerRow) -> None:
 
 def set_state(conn: Connection, worker_id: str, state: WorkerState) -> None:
     """Change a worker's state alone."""
-    conn.execute(update(workers).where(workers.c.id == worker_id).values(state=state, updated_at=time.time()))
+    conn.execute(update(workers).where(workers.c.id == worker_id).values(state=state, updated_at=now()))
 
 
 def drain(conn: Connection, worker_id: str) -> None:
     """A worker that is ready gets no new calls; one that serves nothing does not come to count as serving."""
     ready = (workers.c.id == worker_id) & (workers.c.state == "ready")
-    conn.execute(update(workers).where(ready).values(state="draining", updated_at=time.time()))
+    conn.execute(update(workers).where(ready).values(state="draining", updated_at=now()))
 
 
 def retire(conn: Connection, run_id: str) -> None:
@@ -69,7 +69,7 @@ def retire(conn: Connection, run_id: str) -> None:
     Others live on.
     """
     ours = (workers.c.run_id == run_id) & (workers.c.kind == EMBEDDED)
-    conn.execute(update(workers).where(ours).values(state="ended", updated_at=time.time()))
+    conn.execute(update(workers).where(ours).values(state="ended", updated_at=now()))
 
 
 def show(conn: Connection, worker_id: str, ttl_s: float) -> None:
@@ -94,9 +94,7 @@ def engines_of(conn: Connection, run_id: str) -> list[WorkerRow]:
     dead.
     """
     engines = [worker for worker in of_run(conn, run_id) if worker.kind not in _OUTSIDE]
-    over = leases.c.resource.in_([_resource(worker.id) for worker in engines]) & (
-        leases.c.expires <= time.time()
-    )
+    over = leases.c.resource.in_([_resource(worker.id) for worker in engines]) & (leases.c.expires <= now())
     silent = set(conn.execute(select(leases.c.resource).where(over)).scalars())
     return [replace(worker, state="dead") if _resource(worker.id) in silent else worker for worker in engines]
 

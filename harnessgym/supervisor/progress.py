@@ -24,7 +24,7 @@ from harnessgym.rollout.plan import EVALUATIONS
 from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder
 from harnessgym.run_identity import run_of
-from harnessgym.store import TraceStore, heartbeats, recent, rollouts, workers
+from harnessgym.store import TraceStore, clock, heartbeats, recent, rollouts, workers
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.recent import RecentCall, RecentRollout, TrainedTokens
 from harnessgym.store.runs import RunRow
@@ -127,6 +127,8 @@ class RunProgress:
 class _Seen:
     """What one read of the store says. Reading changes nothing: a read may run twice."""
 
+    now: float
+    """The moment to look at by the database's clock: of a run that has ended, its end."""
     run: RunRow
     engines: Sequence[WorkerRow]
     nodes: int
@@ -270,7 +272,7 @@ class RunObserver:
         run = run_of(conn, self.folder)
         if run is None:
             raise StoreError(f"{self.folder.root} has no run in its store; `harnessgym train` starts one.")
-        now = _now(run)
+        now = clock.read(conn) if run.ended_at is None else run.ended_at
         since = self._looked - _LATE_S if self._looked else now - _WINDOW_S
         calls = recent.calls_since(conn, since) + recent.calls_of(conn, self._window.open_calls)
         running = recent.running(conn, run.id)
@@ -279,6 +281,7 @@ class RunObserver:
         policy = recent.policy_of(conn, run.id, self._config.policy.name)
         after = self._trained.last_id or recent.id_at(now - _LEDGER_S)
         return _Seen(
+            now=now,
             run=run,
             engines=workers.engines_of(conn, run.id),
             nodes=heartbeats.nodes(conn, run.id),
@@ -304,8 +307,7 @@ class RunObserver:
 
     def _follow(self, seen: _Seen) -> None:
         """Move the window and the ledger's counts on."""
-        now = _now(seen.run)
-        called = {call.rollout_id for call in seen.calls}
+        now, called = seen.now, {call.rollout_id for call in seen.calls}
         own = [rollout for rollout in seen.rollouts if rollout.run_id == seen.run.id]
         others = {rollout.id for rollout in seen.rollouts} - {rollout.id for rollout in own}
         self._foreign = self._foreign & called | others
@@ -319,8 +321,7 @@ class RunObserver:
         self._trained.forget_before(recent.id_at(now - _LEDGER_S))
 
     def _left_s(self, seen: _Seen, trainer: TrainerUse | None, left: int) -> float | None:
-        status = seen.run.status
-        now = time.time()
+        status, now = seen.run.status, seen.now
         if status == "training":
             return left * trainer.interval_s if trainer else None
         if status not in EVALUATIONS:
@@ -380,11 +381,6 @@ def _as_heard(row: WorkerRow, silent: Mapping[str, float]) -> WorkerRow:
         if row.id in silent and row.kind == EMBEDDED and row.state not in GONE
         else row
     )
-
-
-def _now(run: RunRow) -> float:
-    """The moment to look at: of a run that has ended, its end."""
-    return time.time() if run.ended_at is None else run.ended_at
 
 
 def _evaluated(conn: Connection, run: RunRow) -> tuple[int, int]:

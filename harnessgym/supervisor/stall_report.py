@@ -4,7 +4,6 @@ All of it is read from the store, so it is the same for one machine and for a cl
 rollout is follows from its session and its calls: nodes write down times of stages only when it has ended.
 """
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -44,25 +43,24 @@ class Engines:
 
 def hold_ups(conn: Connection, run_id: str, purposes: Sequence[str], engines: Engines) -> list[str]:
     """Sentences, the cause before what follows from it; empty if there is nothing that anybody waits for."""
-    now = time.time()
-    said = list(_engines(conn, engines, now))
-    said += _nodes(conn, run_id, now)
-    said += _groups(conn, run_id, purposes, engines, now)
+    said = list(_engines(conn, engines))
+    said += _nodes(conn, run_id)
+    said += _groups(conn, run_id, purposes, engines)
     return said
 
 
-def _engines(conn: Connection, engines: Engines, now: float) -> Iterable[str]:
+def _engines(conn: Connection, engines: Engines) -> Iterable[str]:
     """Who is out of service, who lags behind, and who holds an update lease."""
     if engines.newest < 0:
         yield "No version is published: the trainer loads the starting weights or has failed. See logs/trainer.log."
     if not engines.rows:
         yield "No engine has registered: the engines load the policy or have failed. See logs/engine-*.log."
-    changed = wait_report.changed_at(conn)
-    held = {each.resource: each for each in wait_report.update_leases(conn, now)}
+    unchanged = wait_report.unchanged_s(conn)
+    held = {each.resource: each for each in wait_report.update_leases(conn)}
     for row in engines.rows:
         own = {name: each for name, each in held.items() if name.startswith(f"update:{row.policy_id or ''}")}
         lease = next((name for name, each in own.items() if each.holder == row.id), None)
-        yield from _engine(row, engines, now - changed.get(row.id, now), own, lease)
+        yield from _engine(row, engines, unchanged.get(row.id, 0.0), own, lease)
     known = {row.id for row in engines.rows}
     for name, each in held.items():
         if each.holder not in known:
@@ -133,9 +131,9 @@ def _lagging(
     return f"{lacks}: it waits for an update lease, held by {others}. {hint}"
 
 
-def _nodes(conn: Connection, run_id: str, now: float) -> Iterable[str]:
+def _nodes(conn: Connection, run_id: str) -> Iterable[str]:
     """Whether somebody takes rollouts, and whose leases are over."""
-    queue = wait_report.queue(conn, run_id, now)
+    queue = wait_report.queue(conn, run_id)
     if not heartbeats.nodes(conn, run_id):
         yield (
             f"No node takes rollouts, and {queue.pending} wait for one: it starts or has failed. See "
@@ -149,23 +147,19 @@ def _nodes(conn: Connection, run_id: str, now: float) -> Iterable[str]:
             f"({places or 'none has any'}). "
             "node.max_running allows more, as far as memory and disk do."
         )
-    if queue.first is not None:
+    if queue.first_s is not None:
         yield (
-            f"{queue.put_off} rollouts failed and are tried again, the first in {queue.first - now:.0f} s: "
-            "see why in "
-            "logs/node*.log."
+            f"{queue.put_off} rollouts failed and are tried again, the first in {queue.first_s:.0f} s: "
+            "see why in logs/node*.log."
         )
-    for holder, (number, since) in sorted(queue.silent.items()):
+    for holder, (number, silent_s) in sorted(queue.silent.items()):
         yield (
-            f"{holder} has said nothing for {now - since:.0f} s longer than its lease, and has {number} "
-            "rollouts: they run "
-            "again as soon as another node looks. See its log."
+            f"{holder} has said nothing for {silent_s:.0f} s longer than its lease, and has {number} rollouts: "
+            "they run again as soon as another node looks. See its log."
         )
 
 
-def _groups(
-    conn: Connection, run_id: str, purposes: Sequence[str], engines: Engines, now: float
-) -> Iterable[str]:
+def _groups(conn: Connection, run_id: str, purposes: Sequence[str], engines: Engines) -> Iterable[str]:
     """The first group that is waited for, and where each of its rollouts is."""
     group = wait_report.open_group(conn, run_id, purposes)
     complete = wait_report.complete_groups(conn, run_id, purposes)
@@ -184,16 +178,13 @@ def _groups(
     left = wait_report.unfinished(conn, group.id)
     waits = "The trainer waits" if "train" in purposes else "The evaluation waits"
     yield (
-        f"{waits} for group {group.ordinal} (task {group.task_key}, submitted {now - group.created_at:.0f} s "
-        "ago under version "
-        f"{group.submitted_version}): {len(left)} of its {group.size} rollouts have not ended. {complete} "
-        "others are complete."
+        f"{waits} for group {group.ordinal} (task {group.task_key}, submitted {group.age_s:.0f} s ago under "
+        f"version {group.submitted_version}): {len(left)} of its {group.size} rollouts have not ended. "
+        f"{complete} others are complete."
     )
     for row in left[:_ROLLOUTS]:
         where = (
-            "waits for a node"
-            if row.status == "pending"
-            else _stage(row, group.submitted_version, engines, now)
+            "waits for a node" if row.status == "pending" else _stage(row, group.submitted_version, engines)
         )
         yield f"  rollout {row.id} (slot {row.slot}, attempt {row.attempt}) {where}"
 
@@ -213,18 +204,18 @@ def _nothing_open(complete: int, purposes: Sequence[str], engines: Engines) -> I
         yield "Nothing runs, and every engine serves the newest version: a node is to submit groups. See logs/node*.log."
 
 
-def _stage(row: wait_report.Unfinished, version: int, engines: Engines, now: float) -> str:
+def _stage(row: wait_report.Unfinished, version: int, engines: Engines) -> str:
     """Where a running rollout is, as far as its record goes."""
     at = f"at {row.holder}"
-    if row.opened_at is None:
-        age_s = now - (row.started_at or now)
-        return f"{at} has been prepared for {age_s:.0f} s: it waits for memory or disk, or its sandbox is being made."
+    if row.opened_s is None:
+        age = f"{row.started_s or 0.0:.0f} s"
+        return f"{at} has been prepared for {age}: it waits for memory or disk, or its sandbox is being made."
     if row.sealed:
         return f"{at} is over, and is read back or graded: see the grader's limits (node.evaluate_at_once)."
     if row.call is None:
-        return f"{at} was ready {now - row.opened_at:.0f} s ago and has not called: it waits for node.max_running, or starts."
-    ordinal, status, since = row.call
-    age = f"{now - since:.0f} s"
+        return f"{at} was ready {row.opened_s:.0f} s ago and has not called: it waits for node.max_running, or starts."
+    ordinal, status, age_s = row.call
+    age = f"{age_s:.0f} s"
     if status != "intent":
         return f"{at} works by itself since its call {ordinal}, {age} ago: its tools run, until the task's limits end it."
     able = [each.id for each in engines.rows if engines.may_answer(each, version)]

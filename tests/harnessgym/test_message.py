@@ -170,7 +170,12 @@ def test_canonical_json_is_json_of_the_same_value(value):
 def test_a_failed_tool_says_so_to_the_policy_in_words():
     failed = Message("tool", "no such key", tool_call_id="c", is_error=True)
     assert failed.to_template() == {"role": "tool", "content": "Error: no such key", "tool_call_id": "c"}
-    assert failed.to_chat() == {"role": "tool", "content": "no such key", "tool_call_id": "c", "is_error": True}
+    assert failed.to_chat() == {
+        "role": "tool",
+        "content": "no such key",
+        "tool_call_id": "c",
+        "is_error": True,
+    }
     assert failed.digest != replace(failed, is_error=False).digest
     shown = replace(failed, images=("https://x/a.png",)).to_template()["content"]
     assert shown[0] == {"type": "text", "text": "Error: no such key"}

@@ -141,7 +141,12 @@ async def failing_tool(world: World) -> None:
         messages.append({"role": "assistant", "content": content})
         if turn == 0:
             called = next(block["id"] for block in content if block["type"] == "tool_use")
-            failed = {"type": "tool_result", "tool_use_id": called, "content": "there is no lamp", "is_error": True}
+            failed = {
+                "type": "tool_result",
+                "tool_use_id": called,
+                "content": "there is no lamp",
+                "is_error": True,
+            }
             messages.append({"role": "user", "content": [failed]})
             await world.stop()  # what follows is continued from the store
             await world.start()
@@ -149,7 +154,9 @@ async def failing_tool(world: World) -> None:
             messages.append(user("Go on."))
 
 
-async def test_a_failed_tool_is_read_by_the_policy_and_survives_a_round_trip(make_world: MakeWorld, tmp_path: Path) -> None:
+async def test_a_failed_tool_is_read_by_the_policy_and_survives_a_round_trip(
+    make_world: MakeWorld, tmp_path: Path
+) -> None:
     async with make_world(CALL, "I see.<|im_end|>", "Bye.<|im_end|>") as world:
         await failing_tool(world)
         (session_id,) = world.store.read(lambda conn: sessions.of_rollout(conn, world.rollout_id))
@@ -157,12 +164,18 @@ async def test_a_failed_tool_is_read_by_the_policy_and_survives_a_round_trip(mak
         assert (second.parent_call_id, third.parent_call_id) == (first.id, second.id)
         prompt = world.language.renderer.tokenizer.decode(world.scripted("w0").asked[1].prompt)  # type: ignore[attr-defined]
         assert "Error: there is no lamp" in prompt
-        (result,) = world.store.read(lambda conn: event_rows.of_rollout(conn, world.rollout_id, "tool_result"))
+        (result,) = world.store.read(
+            lambda conn: event_rows.of_rollout(conn, world.rollout_id, "tool_result")
+        )
         assert result.attributes["is_error"] is True
         sft = written(world.store, world.rollout_id, "sft", tmp_path / "sft.json", LANGUAGES)
-        assert [message["content"] for message in sft["messages"] if message["role"] == "tool"] == ["Error: there is no lamp"]
+        assert [message["content"] for message in sft["messages"] if message["role"] == "tool"] == [
+            "Error: there is no lamp"
+        ]
         before = written(world.store, world.rollout_id, "atif", tmp_path / "one.json", LANGUAGES)
-        spans = request(TracedRollout(world.store, world.rollout_id, LANGUAGES))["resourceSpans"][0]["scopeSpans"][0]["spans"]
+        spans = request(TracedRollout(world.store, world.rollout_id, LANGUAGES))["resourceSpans"][0][
+            "scopeSpans"
+        ][0]["spans"]
         assert [span["status"] for span in spans if span["name"] == "execute_tool find"] == [
             {"code": 2, "message": "The tool failed."}
         ]
@@ -170,7 +183,12 @@ async def test_a_failed_tool_is_read_by_the_policy_and_survives_a_round_trip(mak
         made = import_traces(store, tmp_path / "one.json", "atif")
         assert made.left_out == {}
         imported = TracedRollout(store, made.rollouts[0], LANGUAGES)
-        heard = [message for exchange in imported.transcript.exchanges for message in exchange.new if message.role == "tool"]
+        heard = [
+            message
+            for exchange in imported.transcript.exchanges
+            for message in exchange.new
+            if message.role == "tool"
+        ]
         assert [(message.content, message.is_error) for message in heard] == [("there is no lamp", True)]
         assert written(store, made.rollouts[0], "atif", tmp_path / "two.json") == before
 

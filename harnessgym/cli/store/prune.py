@@ -95,19 +95,18 @@ def register(app: typer.Typer) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Remove old rollouts, or only their bodies."""
-        import time
-
         from harnessgym.cli.store.prune import seconds_of
         from harnessgym.cli.traces.source import store_url
         from harnessgym.store.listing import RolloutFilter
         from harnessgym.store.retention import Retention
 
-        before = time.time() - seconds_of(older_than)
         url = store_url(source)
         wanted = RolloutFilter(
             _run_id(url, run), purpose, task, harness, None, stop_reason, verdict, min_reward, max_reward
         )
-        retention = Retention(before, wanted, bodies_only=bodies_only, trained=trained, abandoned=abandoned)
+        retention = Retention(
+            seconds_of(older_than), wanted, bodies_only=bodies_only, trained=trained, abandoned=abandoned
+        )
         _print(_pruned(url, retention, dry_run), dry_run, as_json)
 
 

@@ -4,6 +4,7 @@ when it begins.
 
 import contextlib
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from sqlalchemy.pool import QueuePool
 
 from harnessgym.errors import StoreError
 from harnessgym.store.backend import PATIENCE_S, Synchronous, asked_patience
+from harnessgym.store.clock import SQLITE_NOW
 from harnessgym.store.schema import WRITING
 from harnessgym.store.watch import Polling, StoreWatch
 
@@ -65,6 +67,7 @@ class SqliteBackend:
             dbapi.isolation_level = None
             for pragma in pragmas:
                 dbapi.execute(f"PRAGMA {pragma}")
+            dbapi.create_function(SQLITE_NOW, 0, time.time)
 
         @event.listens_for(engine, "begin")
         def _begin(conn: Connection) -> None:

@@ -255,7 +255,9 @@ def _spoken(message: Message) -> Json:
     """A message as the conventions write it: parts of text, reasoning, tool calls and their responses."""
     parts: list[Json] = [{"type": "reasoning", "content": message.reasoning}] if message.reasoning else []
     if message.role == "tool":
-        parts.append({"type": "tool_call_response", "id": message.tool_call_id, "response": message.shown_text})
+        parts.append(
+            {"type": "tool_call_response", "id": message.tool_call_id, "response": message.shown_text}
+        )
     elif message.content:
         parts.append({"type": "text", "content": message.content})
     parts += [{"type": "uri", "modality": "image", "uri": url} for url in message.images]

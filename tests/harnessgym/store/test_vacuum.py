@@ -1,7 +1,6 @@
 """The space of removed rows."""
 
 import sqlite3
-import time
 from contextlib import closing
 
 import pytest
@@ -23,7 +22,7 @@ def emptied(store):
     for _ in range(4):
         session.call(prompt=140_000)
     end_run(recording)
-    prune(store.url, Retention(time.time() + 60))
+    prune(store.url, Retention(-60.0))
     store.close()
     return store.url
 
