@@ -16,8 +16,8 @@ from harnessgym.task import Task
 from harnessgym.tokens import TokenArray, hash_ids
 from tests.support.stored_rollouts import fill, filled, write_rollout
 
-SMALL = {"runs", "workers", "leases"}
-"""Tables with a row or a few per run or per process."""
+SMALL = {"runs", "workers", "leases", "CONSTANT"}
+"""Tables with a row or a few per run or per process, and the one row of a question about no table."""
 
 
 @pytest.fixture
