@@ -133,7 +133,7 @@ def test_forms_of_whole_rollouts_have_the_gradient_of_one_process(tmp_path):
 
 def test_a_baseline_of_rollouts_is_refused_by_several_processes(tmp_path):
     def refused(world):
-        with pytest.raises(TrainerError, match="each rollout alone"):
+        with pytest.raises(TrainerError, match="gradient of each rollout"):
             of_forms(world, [UpdateSettings.model_validate(FORMS["minimum variance"])])
 
     together(tmp_path, 2, refused)
