@@ -260,9 +260,13 @@ def test_an_unknown_command_and_a_missing_file_are_usage_errors():
 def test_in_a_service_what_the_system_refuses_can_be_tried_again_and_looked_into():
     env = os.environ | {"HARNESSGYM_PARENT": str(os.getpid())}
     command = [sys.executable, "-m", "harnessgym", "train-worker", "--run", "/dev/null"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, env=env, check=False)
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, cwd=ROOT, env=env, check=False
+    )
     assert result.returncode == 1  # 2 would end the run
     assert "Traceback" in result.stderr
-    assert result.stderr.splitlines()[-1].startswith("harnessgym: /dev/null/config.json: Not a directory (harnessgym/")
+    assert result.stderr.splitlines()[-1].startswith(
+        "harnessgym: /dev/null/config.json: Not a directory (harnessgym/"
+    )
     alone = refused(harnessgym("train-worker", "--run", "/dev/null"))
     assert alone.startswith("/dev/null/config.json: Not a directory")
