@@ -105,6 +105,25 @@ class TraceStore:
             raise
         return store
 
+    @classmethod
+    def outdated(cls, url: str) -> "TraceStore | None":
+        """An existing database of another schema revision, as it is; None for any other.
+
+        `runs`, `policies` and `policy_versions` have the same columns in every revision, and may be read.
+        """
+        store = cls(url)
+        try:
+            store._backend.refuse_absent()
+            if store._connected_once(revision_of) not in (None, head_revision()):
+                return store
+        except StoreUnavailable:
+            store.close()
+            raise
+        except StoreError:  # there is none yet
+            pass
+        store.close()
+        return None
+
     def submit(self, work: Work[T]) -> "Future[T]":
         """Queue a write; the future resolves once it is committed. It cannot be cancelled: what was
         submitted is written.

@@ -69,6 +69,10 @@ def start_run(
     for a configuration that is not the run's.
     """
     config = resolved(config)
+    older = TraceStore.outdated(folder.store_url(config))
+    if older is not None:  # another folder's run is refused before its database is migrated
+        with older:
+            _find(folder, older, config)
     with TraceStore.create(folder.store_url(config), synchronous=config.store.synchronous) as store:
         run = _find(folder, store, config)
         if run is None:
@@ -79,9 +83,8 @@ def start_run(
         if before < config.trainer.steps:
             _set_results_aside(folder, before)
             store.write(lambda conn: _extend(conn, run, config, before))
-    # After the store: if this is cut off in between, the next start reads the new length from there. The
-    # other way
-    # round, it would take the old evaluation for that of the longer run.
+    # After the store: if this is cut off in between, the next start reads the new length from there. The other
+    # way round, it would take the old evaluation for that of the longer run.
     if folder.config() != config:
         write_json(folder.config_path, config.model_dump(mode="json"), mode=0o600)
     kind: Kind = "finished" if run.status == "done" else "continues"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,6 +66,31 @@ def statuses(folder):
         found = store.read(runs.only)
         assert verify(store).ok
         return found.status, store.read(lambda conn: rollout_states.slots(conn, found.id, "rollout"))
+
+
+def test_a_folder_goes_on_with_the_database_of_its_own_campaign_alone(command, tmp_path):
+    words = command("good", "--split", "train")
+    assert run(words).returncode == 0
+    assert run(command("good", "--split", "train", folder="other")).returncode == 0
+    folder, other = tmp_path / "run", tmp_path / "other"
+    before, own = results(folder), (folder / "traces.db").read_bytes()
+    ids = [json.loads((each / "run.json").read_text())["id"] for each in (folder, other)]
+    for replaced in ((other / "traces.db").read_bytes(), None):
+        (folder / "traces.db").unlink()
+        if replaced is not None:
+            (folder / "traces.db").write_bytes(replaced)
+        refused = run(words)
+        assert refused.returncode == 2
+        assert f"is the folder of run {ids[0]}" in refused.stderr
+        assert (f"holds run {ids[1]}" in refused.stderr) == (replaced is not None)
+        assert results(folder) == before
+    (folder / "traces.db").write_bytes(own)
+    (folder / "run.json").unlink()  # as an earlier release left it
+    assert run(words).returncode == 0
+    assert (json.loads((folder / "run.json").read_text())["id"], results(folder)) == (ids[0], before)
+    shutil.copytree(folder, tmp_path / "copy")
+    assert run(command("good", "--split", "train", folder="copy")).returncode == 0
+    assert results(tmp_path / "copy") == before
 
 
 def test_every_task_is_run_as_often_as_asked(command, tmp_path):

@@ -8,6 +8,7 @@ from harnessgym.cli.weights import app
 from harnessgym.errors import ConfigError, PolicyError
 from harnessgym.evaluation.policies import find_policy
 from harnessgym.evaluation.run_file import as_in_run
+from harnessgym.run_folder import write_json
 from harnessgym.store import policies
 from tests.harnessgym.evaluation.published import POLICY, published
 
@@ -23,6 +24,19 @@ def test_a_run_stands_for_its_newest_version_and_says_which(run):
     assert (found.kind, found.version, found.where) == ("version", 2, str(run.folder.root))
     assert found.title == f"{run.folder.root}@2"
     assert found.slug == "run@2"
+
+
+def test_a_run_whose_database_holds_another_run_is_refused(run):
+    identity = {
+        "id": "gone",
+        "name": "run",
+        "created_at": 1.0,
+        "folder": str(run.folder.root),
+        "in_store": True,
+    }
+    write_json(run.folder.identity_path, identity)
+    with pytest.raises(ConfigError, match=r"is the folder of run gone .* no longer holds: it holds run "):
+        find_policy(str(run.folder.root))
 
 
 def test_a_version_is_named_behind_an_at(run):

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from functools import partial
 
 import pytest
@@ -14,7 +15,10 @@ from harnessgym.errors import ConfigError, StoreError
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.run_identity import RunIdentity, enter_run, find_run, read_identity, run_of
 from harnessgym.store import TraceStore, policies, runs
+from harnessgym.store.backend import open_backend
+from harnessgym.store.schema import head_revision, revision_of, upgrade
 from harnessgym.supervisor import prepare
+from harnessgym.supervisor.preparation import resolved
 from tests.harnessgym.supervisor.starts import OUTSIDE, config, publish, refused, start, stored
 
 
@@ -59,6 +63,44 @@ def test_a_database_that_holds_a_run_is_not_another_folders(tmp_path, make_url, 
     )  # what was refused binds nobody
     assert (second.kind, second.run_id == first.run_id) == ("starts", False)
     assert start(tmp_path / "first", config(url)).run_id == first.run_id
+
+
+@pytest.fixture
+def in_database():
+    """`in_database(url, work)`: what work on a bare connection to a database returns."""
+    engines = []
+
+    def run(url, work):
+        backend = open_backend(url)
+        engines.append(backend.engine())
+        with engines[-1].connect() as conn:
+            return work(conn, backend)
+
+    yield run
+    for engine in engines:
+        engine.dispose()
+
+
+@pytest.mark.parametrize("kind", OUTSIDE)
+def test_another_folders_run_of_an_earlier_release_is_refused_and_not_migrated(
+    tmp_path, make_url, kind, in_database
+):
+    url = make_url(kind)
+    values = resolved(config(url)).model_dump(mode="json")
+
+    def release(conn, backend):
+        upgrade(conn, backend.alone, "0010")
+        with conn.begin():
+            return runs.add(conn, "old", values, "0", "training")
+
+    run_id = in_database(url, release)
+    refused(tmp_path / "run", config(url), "holds another run already", run_id)
+    assert in_database(url, lambda conn, _: revision_of(conn)) == "0010"
+    folder = prepare(config(url), tmp_path / "old")
+    identity = RunIdentity(run_id, "old", 1.0, str(folder.root), in_store=True)
+    write_json(folder.identity_path, asdict(identity))
+    assert start(folder.root, config(url)).run_id == run_id  # its own folder's start migrates it
+    assert in_database(url, lambda conn, _: revision_of(conn)) == head_revision()
 
 
 @pytest.mark.parametrize("kind", ["inside", *OUTSIDE])
