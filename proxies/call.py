@@ -77,7 +77,7 @@ class SampledTokens:
 
 
 @dataclass
-class CallSilence:
+class StreamSilence:
     """How long a call waits for its engine; all times are seconds of `time.monotonic`."""
 
     since: float = field(default_factory=time.monotonic)
@@ -132,7 +132,7 @@ class Call:
     policy_id: str | None = None
     """The policy that answers, where there are several."""
     sampled: SampledTokens = field(default_factory=SampledTokens)
-    silence: CallSilence = field(default_factory=CallSilence)
+    silence: StreamSilence = field(default_factory=StreamSilence)
     deltas: list[Delta] = field(default_factory=list)
     answer: Answer | None = None
     """Set once the call is committed."""

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from harnessgym.grading.cheats.scripted_agent import CheatResult
     from harnessgym.task import Task
 
-_EPILOG = """Every cheat runs in the agent's place, and what it leaves is graded as any other result. The gold solution must
-score 1 and doing nothing 0 in the same run, or the task is broken.
+_EPILOG = """Every cheat runs in the agent's place, and what it leaves is graded as any other result. The gold
+solution must score 1 and doing nothing 0 in the same run, or the task is broken.
 
 `harnessgym cheats --tasks shell --sandbox docker`
 
@@ -18,7 +18,8 @@ score 1 and doing nothing 0 in the same run, or the task is broken.
 
 In the table: a reward, T for tampered with, - for no verdict, loot for what should not have been got.
 
-Exit status: 0 no cheat got anything, 1 one did or a task is broken, 2 an error (one message says what to do)."""
+Exit status: 0 no cheat got anything, 1 one did or a task is broken, 2 an error (one message says what to
+do)."""
 
 
 def register(root: typer.Typer) -> None:

@@ -20,14 +20,16 @@ _HELP = """Run a training run on several machines: the processes of `harnessgym 
 
 2. On one machine `ray start --head`; on each other one `ray start --address HEAD:6379`.
 
-3. Give the run a PostgreSQL database of its own (`store.url`) and a folder that the machines of supervisor, engines and trainer
-share, under the same path.
+3. Give the run a PostgreSQL database of its own (`store.url`) and a folder that the machines of supervisor,
+engines and trainer share, under the same path.
 
-4. `harnessgym cluster run.toml --folder /shared/runs/mine` on any of the machines. The `cluster` section of the file says how
-many nodes there are and what each process needs; without one, a single node, and a processor for each process.
+4. `harnessgym cluster run.toml --folder /shared/runs/mine` on any of the machines. The `cluster` section of
+the file says how many nodes there are and what each process needs; without one, a single node, and a
+processor for each process.
 
-While it goes on, `harnessgym cluster nodes /shared/runs/mine --add 1` brings in another node, and `--remove 1` lets one leave
-when the rollouts that it has are done. A machine that dies is done without. Interrupted or killed, the same command goes on.
+While it goes on, `harnessgym cluster nodes /shared/runs/mine --add 1` brings in another node, and `--remove
+1` lets one leave when the rollouts that it has are done. A machine that dies is done without. Interrupted or
+killed, the same command goes on.
 
 What is shared, what travels unencrypted and what happens when which machine dies: docs/cluster.md."""
 _EPILOG = """Any setting can be given as `--section.key value`, and wins over the file; `--show-settings` lists them all."""

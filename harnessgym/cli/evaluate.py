@@ -22,8 +22,8 @@ _EPILOG = """A POLICY is
 
 - `http://HOST:PORT`: an engine that runs; or another upstream of `harnessgym rollout`
 
-For runs and folders the command starts an embedded engine, and ends it. All policies get the same tasks and the same sampling
-seeds, one policy after another; each is compared with the first one, task by task.
+For runs and folders the command starts an embedded engine, and ends it. All policies get the same tasks and
+the same sampling seeds, one policy after another; each is compared with the first one, task by task.
 
 Before and after training, as the run file says:
 
@@ -31,15 +31,17 @@ Before and after training, as the run file says:
 
 One policy, pass@4 on the first 50 held-out tasks:
 
-`harnessgym eval models/mine --tasks shell --harness mini_swe_agent --sandbox docker --limit 50 --samples 4 --folder runs/eval`
+`harnessgym eval models/mine --tasks shell --harness mini_swe_agent --sandbox docker --limit 50 --samples 4
+--folder runs/eval`
 
 A model of yours against one that vLLM serves, in a script that goes on only if it is better:
 
-`harnessgym eval http://127.0.0.1:8000 models/mine --tasks my_tasks/ --set 'argv=["python", "agent.py"]' --require-gain
---folder runs/eval`
+`harnessgym eval http://127.0.0.1:8000 models/mine --tasks my_tasks/ --set 'argv=["python", "agent.py"]'
+--require-gain --folder runs/eval`
 
-The folder gets `eval.json`, and a folder for each policy with `results.jsonl` (a line per rollout), `summary.json`, `traces.db`
-and logs. The same command in the same folder goes on where it was interrupted, with the versions that it began with.
+The folder gets `eval.json`, and a folder for each policy with `results.jsonl` (a line per rollout),
+`summary.json`, `traces.db` and logs. The same command in the same folder goes on where it was interrupted,
+with the versions that it began with.
 
 Exit status: 0 done, 1 `--require-gain` not met, 2 an error (one message says what to do), 130 interrupted."""
 

@@ -14,12 +14,15 @@ app = typer.Typer(
     help="Container images for sandboxes: built here, from packages, without a registry.",
 )
 
-_BUILD = """Recipes are in `docker/`: base, python, node, proxy, trainer. A harness's image is its recipe's with the agent
-installed as layers. What is there is not built again, and several processes that want one image build it once.
+_BUILD = """Recipes are in `docker/`: base, python, node, proxy, trainer. A harness's image is its recipe's
+with the agent installed as layers. What is there is not built again, and several processes that want one
+image build it once.
 
-Examples: `harnessgym images build python` · `harnessgym images build --harness mini_swe_agent --harness claude_code`"""
-_GC = """Only images that were built here are looked at. Those with a name of their own are kept (`docker tag` keeps one for
-good), as are those that a container uses. What is removed is built again when it is next wanted."""
+Examples: `harnessgym images build python` · `harnessgym images build --harness mini_swe_agent --harness
+claude_code`"""
+_GC = """Only images that were built here are looked at. Those with a name of their own are kept (`docker tag`
+keeps one for good), as are those that a container uses. What is removed is built again when it is next
+wanted."""
 
 
 @app.command("list")

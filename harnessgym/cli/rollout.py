@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from harnessgym.batch_rollout.batch_rollout import BatchRollout
     from harnessgym.batch_rollout.settings import CampaignSettings
 
-_EPILOG = """`--tasks` is a registered task set (`harnessgym tasks list`), `module:Class`, or a file or folder of tasks. Those
-that failed `harnessgym tasks check` are left out.
+_EPILOG = """`--tasks` is a registered task set (`harnessgym tasks list`), `module:Class`, or a file or folder
+of tasks. Those that failed `harnessgym tasks check` are left out.
 
 What answers is named by `--upstream`:
 
@@ -26,26 +26,29 @@ What answers is named by `--upstream`:
 
 Evaluate a policy:
 
-`harnessgym rollout --tasks shell --harness mini_swe_agent --sandbox docker -n 8 --samples 4 --upstream http://127.0.0.1:8000
---folder runs/shell`
+`harnessgym rollout --tasks shell --harness mini_swe_agent --sandbox docker -n 8 --samples 4 --upstream
+http://127.0.0.1:8000 --folder runs/shell`
 
 Try an agent of yours on a folder of tasks, without a model:
 
-`harnessgym rollout --tasks my_tasks/ --set 'argv=["python", "agent.py"]' --upstream scripted --folder runs/try`
+`harnessgym rollout --tasks my_tasks/ --set 'argv=["python", "agent.py"]' --upstream scripted --folder
+runs/try`
 
 Collect data from an outside model, the good rollouts only:
 
-`harnessgym rollout --tasks shell --harness codex --upstream litellm:openai/gpt-5 --samples 8 --folder runs/collect
---keep-above 1 --export sft good.jsonl`
+`harnessgym rollout --tasks shell --harness codex --upstream litellm:openai/gpt-5 --samples 8 --folder
+runs/collect --keep-above 1 --export sft good.jsonl`
 
 Let a trainer of yours drive the agents; address and key are in runs/node/endpoints.json:
 
-`harnessgym rollout --serve 127.0.0.1:8200 --harness codex --upstream http://127.0.0.1:8000 --folder runs/node`
+`harnessgym rollout --serve 127.0.0.1:8200 --harness codex --upstream http://127.0.0.1:8000 --folder
+runs/node`
 
-The folder gets `results.jsonl` (a line per rollout), `summary.json`, `traces.db` and logs. The same command in the same
-folder goes on where it was interrupted.
+The folder gets `results.jsonl` (a line per rollout), `summary.json`, `traces.db` and logs. The same command
+in the same folder goes on where it was interrupted.
 
-Exit status: 0 done, 1 done but some rollouts could not be graded, 2 an error (one message says what to do), 130 interrupted."""
+Exit status: 0 done, 1 done but some rollouts could not be graded, 2 an error (one message says what to do),
+130 interrupted."""
 
 
 def register(root: typer.Typer) -> None:

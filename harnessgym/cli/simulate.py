@@ -10,10 +10,11 @@ from harnessgym.cli.service import OVERRIDES, ConfigOption, ShowOption, show_set
 if TYPE_CHECKING:
     from rich.console import Console
 
-_EPILOG = """The decisions are made by the functions that runs use: admission, routing, consumption, staleness. Queue, update
-leases and weight agents are modelled, durations are drawn, time is virtual, and every figure is simulated. Any setting can be
-given as `--section.key value`, and wins over the file; `--show-settings` lists them all. A quantity is a number,
-`lognormal:MEAN:SIGMA` or `pareto:MEAN:ALPHA`, with a fourth part as its largest value.
+_EPILOG = """The decisions are made by the functions that runs use: admission, routing, consumption,
+staleness. Queue, update leases and weight agents are modelled, durations are drawn, time is virtual, and
+every figure is simulated. Any setting can be given as `--section.key value`, and wins over the file;
+`--show-settings` lists them all. A quantity is a number, `lognormal:MEAN:SIGMA` or `pareto:MEAN:ALPHA`, with
+a fourth part as its largest value.
 
 How much faster than synchronous would this be, with 16 engines and a heavy tail?
 
@@ -25,15 +26,17 @@ Which staleness is enough?
 
 Draw from a recorded run what calls, environments and graders took:
 
-`harnessgym simulate --replay runs/shell --engines.workers 4 --work.environments 32 --trainer.groups_per_step 8`
+`harnessgym simulate --replay runs/shell --engines.workers 4 --work.environments 32 --trainer.groups_per_step
+8`
 
 Kill a worker every 10 minutes and the trainer every hour:
 
 `harnessgym simulate --arm eta-4 --failures.worker_s 600 --failures.trainer_s 3600`
 
-Arms: sync, one-step, eta-N for any N, periodic, recycle, over-launch, as-given (the file's own settings). *of the bound*
-compares the throughput with the least of four limits on the same draws: engines, graders, trainer, and the path, which is the
-longest chain of rollouts that wait for an environment, batches that wait for a version, and updates that wait for a step.
+Arms: sync, one-step, eta-N for any N, periodic, recycle, over-launch, as-given (the file's own settings). *of
+the bound* compares the throughput with the least of four limits on the same draws: engines, graders, trainer,
+and the path, which is the longest chain of rollouts that wait for an environment, batches that wait for a
+version, and updates that wait for a step.
 
 Exit status: 0 done, 2 an error (one message says what to do), 130 interrupted."""
 

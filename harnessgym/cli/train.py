@@ -24,11 +24,14 @@ ExtendOption = Annotated[
         "--extend", help="Lengthen the run of the folder to a larger trainer.steps, instead of refusing it."
     ),
 ]
-_EPILOG = """Any setting can be given as `--section.key value`, and wins over the file; `--show-settings` lists them all.
+_EPILOG = """Any setting can be given as `--section.key value`, and wins over the file; `--show-settings`
+lists them all.
 
-Example: `harnessgym train examples/quickstart.toml --folder runs/small --trainer.steps 3 --evaluation.tasks 0`
+Example: `harnessgym train examples/quickstart.toml --folder runs/small --trainer.steps 3 --evaluation.tasks
+0`
 
-A finished run of 6 steps goes on to 8: `harnessgym train run.toml --folder runs/mine --trainer.steps 8 --extend`
+A finished run of 6 steps goes on to 8: `harnessgym train run.toml --folder runs/mine --trainer.steps 8
+--extend`
 
 Exit status: 0 done, 1 `--require-gain` not met, 2 an error (one message says what to do), 130 interrupted."""
 

@@ -10,16 +10,18 @@ import typer
 from harnessgym.cli.traces.filters import Harness, MinReward, Purpose, Run, Task
 from harnessgym.cli.traces.source import AsJson, Source
 
-_EPILOG = """Methods: `sft` learns every rollout, `rejection` the best of each group, both only with at least `--min-reward`;
-`dpo` prefers the best of each group to the worst, where they have a common prompt. All learn the recorded tokens of the policy
-itself, never what tools or users said. Needs TRL: `pip install 'harnessgym-rl[trl]'`.
+_EPILOG = """Methods: `sft` learns every rollout, `rejection` the best of each group, both only with at least
+`--min-reward`; `dpo` prefers the best of each group to the worst, where they have a common prompt. All learn
+the recorded tokens of the policy itself, never what tools or users said. Needs TRL: `pip install
+'harnessgym-rl[trl]'`.
 
 Examples:
 
-`harnessgym train-offline runs/collect --method rejection --min-reward 1 --policy models/start --out models/better`
+`harnessgym train-offline runs/collect --method rejection --min-reward 1 --policy models/start --out
+models/better`
 
-`harnessgym train-offline runs/quickstart --purpose train --method dpo --policy environments/lookup/policy --out models/dpo
---set learning_rate=1e-5 --set num_train_epochs=3`
+`harnessgym train-offline runs/quickstart --purpose train --method dpo --policy environments/lookup/policy
+--out models/dpo --set learning_rate=1e-5 --set num_train_epochs=3`
 
 `--set` takes the settings of TRL's SFTConfig or DPOConfig.
 

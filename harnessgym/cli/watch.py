@@ -8,8 +8,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-_EPILOG = """It only reads: whoever serves the run does not notice. `--once` prints the whole panel once, also where there is no
-terminal.
+_EPILOG = """It only reads: whoever serves the run does not notice. `--once` prints the whole panel once, also
+where there is no terminal.
 
 Examples:
 

@@ -6,9 +6,9 @@ import typer
 
 from harnessgym.cli.traces.source import AsJson, Source
 
-_VACUUM_EPILOG = """A SQLite file is rewritten and shrinks: nobody else may use it meanwhile, and the disk holds it twice.
-PostgreSQL keeps the space for later rows and stays usable; `--full` returns it to the disk, and locks each
-table while it is rewritten.
+_VACUUM_EPILOG = """A SQLite file is rewritten and shrinks: nobody else may use it meanwhile, and the disk
+holds it twice. PostgreSQL keeps the space for later rows and stays usable; `--full` returns it to the disk,
+and locks each table while it is rewritten.
 
 Example: `harnessgym store vacuum runs/quickstart`
 

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from harnessgym.store import TraceStore
     from harnessgym.store.listing import RolloutFilter
 
-_EPILOG = """A frozen rollout keeps its trace as it is: calls, tokens, bodies, events, rewards and exclusions refuse every
-change, whoever asks, also in plain SQL, and `harnessgym store prune` passes it over. Its sessions are sealed: the proxy
-takes no further call. What is not finished, or waits to be trained, is refused, and then nothing is frozen.
+_EPILOG = """A frozen rollout keeps its trace as it is: calls, tokens, bodies, events, rewards and exclusions
+refuse every change, whoever asks, also in plain SQL, and `harnessgym store prune` passes it over. Its
+sessions are sealed: the proxy takes no further call. What is not finished, or waits to be trained, is
+refused, and then nothing is frozen.
 
 Examples:
 

@@ -34,21 +34,23 @@ def seconds_of(age: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
-_EPILOG = """Removes rollouts that ended long enough ago, with all their rows: calls, tokens, bodies, events, edges, rewards.
-What stays, and is counted with the reason:
+_EPILOG = """Removes rollouts that ended long enough ago, with all their rows: calls, tokens, bodies, events,
+edges, rewards. What stays, and is counted with the reason:
 
 - frozen rollouts, and those that are not finished;
 
-- rollouts of a run that is not done, because it could go on: `--abandoned` gives such runs up (stop them first);
+- rollouts of a run that is not done, because it could go on: `--abandoned` gives such runs up (stop them
+first);
 
-- rollouts that a policy version was trained on: the ledger would not say any more what made it. `--trained` removes them
-together with their rows of the ledger; `harnessgym traces verify` then says nothing about them.
+- rollouts that a policy version was trained on: the ledger would not say any more what made it. `--trained`
+removes them together with their rows of the ledger; `harnessgym traces verify` then says nothing about them.
 
-`--bodies-only` removes the requests and answers byte for byte and keeps everything else: tokens, ledger, events and rewards;
-`traces verify`, `tokens` and training rows need no bodies, `traces show`, `replay` and exports of messages do. It takes
-finished rollouts of every run, trained or not.
+`--bodies-only` removes the requests and answers byte for byte and keeps everything else: tokens, ledger,
+events and rewards; `traces verify`, `tokens` and training rows need no bodies, `traces show`, `replay` and
+exports of messages do. It takes finished rollouts of every run, trained or not.
 
-It may be interrupted at any time, and goes on when it is run again. Space goes back with `harnessgym store vacuum`.
+It may be interrupted at any time, and goes on when it is run again. Space goes back with `harnessgym store
+vacuum`.
 
 Examples:
 

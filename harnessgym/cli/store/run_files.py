@@ -12,9 +12,10 @@ from harnessgym.cli.traces.source import AsJson, Source
 if TYPE_CHECKING:
     from harnessgym.store.run_file import Moved, Progress
 
-_EXPORT_EPILOG = """The file is a SQLite database of the same schema with this run alone: every row, every token, every body
-byte for byte. Whatever reads traces reads it: `harnessgym traces list FILE`, `traces verify FILE`, plain SQL. Weights are not
-in it: policy versions name their folders. The run may go on meanwhile; what is written is one state of it.
+_EXPORT_EPILOG = """The file is a SQLite database of the same schema with this run alone: every row, every
+token, every body byte for byte. Whatever reads traces reads it: `harnessgym traces list FILE`, `traces verify
+FILE`, plain SQL. Weights are not in it: policy versions name their folders. The run may go on meanwhile; what
+is written is one state of it.
 
 Examples:
 
@@ -25,11 +26,12 @@ Examples:
 JSON: {run_id, rollouts, rows: {TABLE: rows}, bytes}.
 
 Exit status: 0 done; 2 an error, and there is no file."""
-_IMPORT_EPILOG = """Ids stay as they are; tasks that the target has already are shared. A run that it has already is refused.
-The import is one transaction: interrupted, it leaves nothing. Who else writes to a SQLite target waits for it.
+_IMPORT_EPILOG = """Ids stay as they are; tasks that the target has already are shared. A run that it has
+already is refused. The import is one transaction: interrupted, it leaves nothing. Who else writes to a SQLite
+target waits for it.
 
-Import into a database of its own or a shared one. A run folder is refused, for its database holds its run alone; a run whose
-database has another run besides is not continued.
+Import into a database of its own or a shared one. A run folder is refused, for its database holds its run
+alone; a run whose database has another run besides is not continued.
 
 Examples:
 

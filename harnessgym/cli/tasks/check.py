@@ -80,9 +80,10 @@ def _time(seconds: float) -> str:
     )
 
 
-_EPILOG = """The solution (gold) must score 1 each time, doing nothing 0, and every cheat 0 or be called tampered with. What is
-found is kept in `baseline.json` beside the tasks, as it comes: the same command goes on where it was interrupted, and a
-task that has not changed is not run again. Training refuses tasks that failed.
+_EPILOG = """The solution (gold) must score 1 each time, doing nothing 0, and every cheat 0 or be called
+tampered with. What is found is kept in `baseline.json` beside the tasks, as it comes: the same command goes
+on where it was interrupted, and a task that has not changed is not run again. Training refuses tasks that
+failed.
 
 Cheats are one of each class; `--cheats all` tries every one, `--cheats none` none.
 
@@ -92,12 +93,13 @@ Examples:
 
 `harnessgym tasks check shell --sandbox docker --repeats 5 --cheats all`
 
-JSON: {ok, baseline, tasks: [{id, state, why, gold, flake_rate, expected_flaky, nothing, cheats, ran, seconds}], counts,
-problems}. States: passed, failed, no solution (nothing and cheats got nothing, but no gold shows that the grader rewards
-anything), skipped (this sandbox cannot take it), no answer (sandboxes failed, twice; that says nothing about the task).
+JSON: {ok, baseline, tasks: [{id, state, why, gold, flake_rate, expected_flaky, nothing, cheats, ran,
+seconds}], counts, problems}. States: passed, failed, no solution (nothing and cheats got nothing, but no gold
+shows that the grader rewards anything), skipped (this sandbox cannot take it), no answer (sandboxes failed,
+twice; that says nothing about the task).
 
-Exit status: 0 no task failed; 1 one did, or could not be read, or got no answer, or nothing could be checked; 2 an error; 130
-interrupted."""
+Exit status: 0 no task failed; 1 one did, or could not be read, or got no answer, or nothing could be checked;
+2 an error; 130 interrupted."""
 
 
 def register(app: typer.Typer) -> None:

@@ -13,8 +13,8 @@ _EPILOG = """Examples:
 
 `harnessgym tasks convert harbor@tasks/ --to native mine --limit 20`
 
-What a format cannot say is reported. A task that would be another one in it is refused, with the reason; the others are
-written.
+What a format cannot say is reported. A task that would be another one in it is refused, with the reason; the
+others are written.
 
 JSON: {written: [{task, folder, notes}], refused: [{task, why}]}.
 

@@ -11,16 +11,17 @@ if TYPE_CHECKING:
     from harnessgym.grading.differential.report import Opinion
     from harnessgym.task import Grade, Task
 
-_EPILOG = """What the folder holds is laid over what the task begins with, graded as an agent's work is, and compared with the
-task's solution: functions that differ are called with the arguments that tests use and with others made from them, and the
-developers' own tests are run. Tests can accept what behaves otherwise than the solution; this finds some of it.
+_EPILOG = """What the folder holds is laid over what the task begins with, graded as an agent's work is, and
+compared with the task's solution: functions that differ are called with the arguments that tests use and with
+others made from them, and the developers' own tests are run. Tests can accept what behaves otherwise than the
+solution; this finds some of it.
 
 Examples:
 
 `harnessgym tasks opinion shell running-median my_attempt/`
 
-JSON: {task, reward, tampered, second_opinion: {agrees, why?, differs: [{function, kind, arguments, gold, candidate}],
-differences, inputs, functions, left_out, suite}}.
+JSON: {task, reward, tampered, second_opinion: {agrees, why?, differs: [{function, kind, arguments, gold,
+candidate}], differences, inputs, functions, left_out, suite}}.
 
 Exit status: 0 it agrees; 1 it differs, or there is no opinion; 2 an error."""
 

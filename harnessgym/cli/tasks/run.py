@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from harnessgym.grading.cheats.scripted_agent import CheatResult
     from harnessgym.task import Task
 
-_WELCOME = """\
-Each line is run by sh in the agent's sandbox; the folder is kept from line to line, variables are not. There is no terminal
-inside. `exit` or Ctrl-D grades what is left."""
+_WELCOME = """\ Each line is run by sh in the agent's sandbox; the folder is kept from line to line, variables
+are not. There is no terminal inside. `exit` or Ctrl-D grades what is left."""
 _LINE = (
     'cd -- "$1" 2>/dev/null; mark=$2; eval "$3"; status=$?; printf "\\n%s%s\\n" "$mark" "$PWD"; exit $status'
 )
@@ -121,8 +120,9 @@ def _show(stream: Literal["stdout", "stderr"], data: bytes) -> None:
     out.flush()
 
 
-_EPILOG = """The command runs where an agent would: with the task's files, after its set-up, as its user, without a network.
-What is left then is graded as an agent's work is. Without a command, on a terminal, lines are read and run one by one.
+_EPILOG = """The command runs where an agent would: with the task's files, after its set-up, as its user,
+without a network. What is left then is graded as an agent's work is. Without a command, on a terminal, lines
+are read and run one by one.
 
 Examples:
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from harnessgym.task import Setup, Solution, Task
     from harnessgym.validation.baseline import BaselineEntry
 
-_EPILOG = """What an agent sees comes first, then what is secret: what judges it, with every test, and with --gold the solution.
+_EPILOG = """What an agent sees comes first, then what is secret: what judges it, with every test, and with
+--gold the solution.
 
 Examples:
 
@@ -19,8 +20,8 @@ Examples:
 
 `harnessgym tasks show my_tasks/ running-total --gold --full`
 
-JSON: {task: every field of harnessgym.task.Task, secret: [names of the fields that agents never see], baseline: what was
-found of it, or null}. Without --gold the solution is null.
+JSON: {task: every field of harnessgym.task.Task, secret: [names of the fields that agents never see],
+baseline: what was found of it, or null}. Without --gold the solution is null.
 
 Exit status: 0 done; 2 an error."""
 SECRET = (

@@ -18,8 +18,8 @@ _EPILOG = """Examples:
 
 `harnessgym tasks list harbor@my/tasks --json`
 
-JSON without SPEC: {sets: [{name, loads, train, test, problem}], formats: [{name, what, written}]}; with SPEC: {set, tasks:
-[{id, split, image, judge, limits, needs, solution, baseline, why}], problems, notes}.
+JSON without SPEC: {sets: [{name, loads, train, test, problem}], formats: [{name, what, written}]}; with SPEC:
+{set, tasks: [{id, split, image, judge, limits, needs, solution, baseline, why}], problems, notes}.
 
 Exit status: 0 done; 2 an error."""
 

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
     from harnessgym.traces.rollout_difference import BranchDifference
 
-_EPILOG = """Branches (conversations that no call continues) are compared in pairs: the first message that says something
-else, and the first token that is another, with the calls that sampled them.
+_EPILOG = """Branches (conversations that no call continues) are compared in pairs: the first message that
+says something else, and the first token that is another, with the calls that sampled them.
 
 Example: `harnessgym traces diff runs/quickstart 0660c4a1 0660c4a2`
 
-JSON: {a, b, same, branches: [{ends: [call, call], agents: [name, name], message: {index, roles, diff}, token: {position,
-lengths, ids, calls, before, texts}}]}; `ends` has null where a branch has no counterpart, `message` and `token` are null
-where nothing differs.
+JSON: {a, b, same, branches: [{ends: [call, call], agents: [name, name], message: {index, roles, diff}, token:
+{position, lengths, ids, calls, before, texts}}]}; `ends` has null where a branch has no counterpart,
+`message` and `token` are null where nothing differs.
 
 Exit status: 0 they say the same; 1 they differ; 2 an error."""
 

@@ -13,8 +13,8 @@ from harnessgym.errors import ConfigError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-_EPILOG = """Formats: areal, atif, datasets (Hugging Face), mas (awesome-llm-mas-rl), otel (OpenTelemetry GenAI spans), parquet
-(training rows), sft (messages), trl, verl; or `module:Class` of your own.
+_EPILOG = """Formats: areal, atif, datasets (Hugging Face), mas (awesome-llm-mas-rl), otel (OpenTelemetry
+GenAI spans), parquet (training rows), sft (messages), trl, verl; or `module:Class` of your own.
 
 Examples:
 

@@ -7,9 +7,10 @@ import typer
 
 from harnessgym.cli.traces.source import AsJson, Source
 
-_EPILOG = """Formats: atif, mas (awesome-llm-mas-rl); or `module:Class` of your own. A file is one document (.json) or one a
-line (.jsonl); of a folder, every .json file is read. They become a run of their own; what the store has no place for is
-counted. The folder of a `train` or `rollout` run is refused: its database holds that run alone.
+_EPILOG = """Formats: atif, mas (awesome-llm-mas-rl); or `module:Class` of your own. A file is one document
+(.json) or one a line (.jsonl); of a folder, every .json file is read. They become a run of their own; what
+the store has no place for is counted. The folder of a `train` or `rollout` run is refused: its database holds
+that run alone.
 
 Example: `harnessgym traces import runs/others trajectories.jsonl --format atif`
 

@@ -12,18 +12,20 @@ if TYPE_CHECKING:
     from harnessgym.reward import Rescored
     from harnessgym.traces.replay import ReplayReport
 
-_EPILOG = """Every recorded request is read again from its stored body and goes through a proxy's own parts, with the recorded
-tokens as answers, in the language of the policy that it asks; the prompts must be those of the record, token for token. It
-stops at the first that is not. Nothing is written to the store.
+_EPILOG = """Every recorded request is read again from its stored body and goes through a proxy's own parts,
+with the recorded tokens as answers, in the language of the policy that it asks; the prompts must be those of
+the record, token for token. It stops at the first that is not. Nothing is written to the store.
 
-Then the rewards of the run that need neither a sandbox nor a proxy are computed again, and must be the stored ones.
+Then the rewards of the run that need neither a sandbox nor a proxy are computed again, and must be the stored
+ones.
 
 Example: `harnessgym traces replay runs/wrap latest`
 
 JSON: {ok, rollouts: [{rollout, ok, calls: [{call_id, ordinal, prompt_len, problem}], skipped:
 [text], rewards: [{unit, target, channel, value, stored}]}]}.
 
-Exit status: 0 every prompt and reward is the recorded one; 1 one is not, or a request is not there any more; 2 an error."""
+Exit status: 0 every prompt and reward is the recorded one; 1 one is not, or a request is not there any more;
+2 an error."""
 
 
 def register(app: typer.Typer) -> None:

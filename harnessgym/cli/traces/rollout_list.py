@@ -20,8 +20,8 @@ from harnessgym.cli.traces.source import AsJson, Source
 if TYPE_CHECKING:
     from harnessgym.store.listing import RolloutFilter
 
-_EPILOG = """`group` is the purpose of the rollout's group, its number and the rollout's slot in it; `try` counts attempts
-from 0.
+_EPILOG = """`group` is the purpose of the rollout's group, its number and the rollout's slot in it; `try`
+counts attempts from 0.
 
 Examples:
 

@@ -6,8 +6,9 @@ import typer
 
 from harnessgym.cli.traces.source import AsJson, Policy, Source
 
-_EPILOG = """Each call is a heading (number, agent, protocol, tokens, policy versions, how it ended), what its request added,
-and what was answered. A call that could not continue the one before says why. Side calls are dim.
+_EPILOG = """Each call is a heading (number, agent, protocol, tokens, policy versions, how it ended), what its
+request added, and what was answered. A call that could not continue the one before says why. Side calls are
+dim.
 
 Examples:
 
@@ -15,11 +16,11 @@ Examples:
 
 `harnessgym traces show runs/quickstart 0660c4 --calls`
 
-JSON: {rollout: {id, harness, status, stop_reason, verdict, ...}, rewards: [{unit, target, channel, value, source, detail}],
-agents: [{id, name, parent_agent_id, evidence, ...}], calls: [{number, id, agent, agent_id, kind, side_call, status, protocol,
-continues, prompt_tokens, sampled_tokens, versions, break_class, break_detail, finish_reason, error, new: [message], answer:
-message, answer_source, missing}]}; a message is {role, content, reasoning, tool_calls, tool_call_id, name, images}. With
---calls the calls have no messages.
+JSON: {rollout: {id, harness, status, stop_reason, verdict, ...}, rewards: [{unit, target, channel, value,
+source, detail}], agents: [{id, name, parent_agent_id, evidence, ...}], calls: [{number, id, agent, agent_id,
+kind, side_call, status, protocol, continues, prompt_tokens, sampled_tokens, versions, break_class,
+break_detail, finish_reason, error, new: [message], answer: message, answer_source, missing}]}; a message is
+{role, content, reasoning, tool_calls, tool_call_id, name, images}. With --calls the calls have no messages.
 
 Exit status: 0 done; 2 an error."""
 

@@ -18,8 +18,8 @@ _EPILOG = """Examples:
 
 `harnessgym traces sql runs/quickstart --csv 'SELECT * FROM v_turn' > turns.csv`
 
-JSON: a list of objects, one per row, with the query's column names; bytes as hex. With `--schema`: [{name, kind, columns:
-[{name, type}]}].
+JSON: a list of objects, one per row, with the query's column names; bytes as hex. With `--schema`: [{name,
+kind, columns: [{name, type}]}].
 
 Exit status: 0 done; 2 an error, a statement that would write among them."""
 

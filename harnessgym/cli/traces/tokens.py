@@ -9,9 +9,9 @@ from harnessgym.cli.traces.source import AsJson, Policy, Rollout, Source
 if TYPE_CHECKING:
     from harnessgym.traces.token_lines import TokenLine, TokenRow, TokenRows
 
-_EPILOG = """A token per line: its position in the row, id, text, mask (1: sampled, and trained in this row), logprob under the
-policy that sampled it, policy version, advantage (once trained), the number of the call that sampled it, the agent. Calls are
-numbered as `traces show` numbers them.
+_EPILOG = """A token per line: its position in the row, id, text, mask (1: sampled, and trained in this row),
+logprob under the policy that sampled it, policy version, advantage (once trained), the number of the call
+that sampled it, the agent. Calls are numbered as `traces show` numbers them.
 
 Examples:
 
@@ -19,8 +19,8 @@ Examples:
 
 `harnessgym traces tokens runs/wrap latest --call 3 --sampled`
 
-JSON: [{row, call, call_id, excluded, tokens: [{position, id, text, mask, logprob, version, advantage, call, agent}]}];
-logprobs are the stored float32 values.
+JSON: [{row, call, call_id, excluded, tokens: [{position, id, text, mask, logprob, version, advantage, call,
+agent}]}]; logprobs are the stored float32 values.
 
 Exit status: 0 done; 2 an error."""
 _HEAD = f"{'position':>8} {'id':>7}  {'text':<24} {'mask':>4} {'logprob':>12} {'version':>7} {'advantage':>10} {'call':>4}  agent"

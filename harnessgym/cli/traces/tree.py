@@ -6,8 +6,9 @@ import typer
 
 from harnessgym.cli.traces.source import AsJson, Rollout, Source
 
-_EPILOG = """Under each agent stand its branches: runs of calls that continue each other, with their tokens. An inferred spawn
-says by what evidence and how sure. `--events` adds what happened between the calls, in order of time.
+_EPILOG = """Under each agent stand its branches: runs of calls that continue each other, with their tokens.
+An inferred spawn says by what evidence and how sure. `--events` adds what happened between the calls, in
+order of time.
 
 Examples:
 
@@ -15,11 +16,11 @@ Examples:
 
 `harnessgym traces tree runs/wrap latest --events`
 
-JSON: {rollout: {...}, agents: [{id, name, role, parent_agent_id, evidence, spawn: {event_id, tool, evidence, confidence} or
-null, calls, sampled_tokens, prompt_tokens, branches: [{calls: [number], sampled_tokens, side}]}], events: [{id, kind, t,
-agent_id, target_agent_id, call_id, attributes, evidence, confidence, source, span_id}], edges: [{kind, source, target,
-evidence, confidence}]}; `events` and `edges` are there with --events only. Calls that are no agent's stand under an agent
-whose id is null.
+JSON: {rollout: {...}, agents: [{id, name, role, parent_agent_id, evidence, spawn: {event_id, tool, evidence,
+confidence} or null, calls, sampled_tokens, prompt_tokens, branches: [{calls: [number], sampled_tokens,
+side}]}], events: [{id, kind, t, agent_id, target_agent_id, call_id, attributes, evidence, confidence, source,
+span_id}], edges: [{kind, source, target, evidence, confidence}]}; `events` and `edges` are there with
+--events only. Calls that are no agent's stand under an agent whose id is null.
 
 Exit status: 0 done; 2 an error."""
 
