@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from harnessgym.grading.cheats.scripted_agent import CheatResult
     from harnessgym.task import Task
 
-_WELCOME = r"""\ Each line is run by sh in the agent's sandbox; the folder is kept from line to line, variables
-are not. There is no terminal inside. `exit` or Ctrl-D grades what is left."""
+_WELCOME = """\
+Each line is run by sh in the agent's sandbox; the folder is kept from line to line, variables are not.
+There is no terminal inside. `exit` or Ctrl-D grades what is left."""
 _LINE = (
     'cd -- "$1" 2>/dev/null; mark=$2; eval "$3"; status=$?; printf "\\n%s%s\\n" "$mark" "$PWD"; exit $status'
 )
