@@ -37,7 +37,7 @@ _LONGEST_PAUSE_S = 5.0
 """How long an agent is away at most: beyond twice its lease."""
 _ANSWER_S = 1.5
 """How long the engine may take to answer its agent before it is silent."""
-_ROUTED_S = 1.0
+_ROUTED_S = 3.0
 """How long calls then go to the other engine before the stopped process goes on."""
 _LONGEST_S = 4.0
 """A kill comes at most so long after the last one is over; twice that for one that is to come amid an

@@ -1,5 +1,7 @@
 """A seeded SIGKILL of each process in the middle of a run, and two stops. `make soak` does fifty of each."""
 
+import re
+
 import pytest
 
 from benchmarks.outside.campaign import AGENT, ENGINE, AgentCampaign
@@ -38,6 +40,8 @@ def test_a_weight_agent_comes_back_and_every_call_has_the_version_that_sampled_i
     assert report.clean, report
     assert report.noted["outside_calls"] > 0
     assert report.noted["mislabelled"] == 0
+    said = " ".join((tmp_path / "run.log").read_text().split())  # its lines are wrapped
+    assert re.search(r"outside \(vllm at \S+\) is silent: it accepts connections and does not answer", said)
 
 
 @pytest.mark.ray
