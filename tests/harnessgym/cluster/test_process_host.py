@@ -126,7 +126,7 @@ def test_it_ends_with_all_it_made():
 
 
 def test_the_folder_of_a_killed_place_goes_with_the_next_one():
-    making = "from harnessgym.cluster.process_host import Place; print(Place('127.0.0.1', 0, 9).folder, flush=True); input()"
+    making = "from harnessgym.cluster.process_host import ProcessHost; print(ProcessHost('127.0.0.1', 0, 9).folder, flush=True); input()"
     other = subprocess.Popen(
         [sys.executable, "-c", making], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
