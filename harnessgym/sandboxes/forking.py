@@ -164,7 +164,7 @@ class ForkServer:
                 drain.finish()
         except (BrokenPipeError, ConnectionResetError) as error:
             raise SandboxError(
-                "The fork server died while it started a rollout. ForkedRun the rollout again."
+                "The fork server died while it started a rollout. Run the rollout again."
             ) from error
         finally:
             channel.close()
