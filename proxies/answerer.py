@@ -1,4 +1,4 @@
-"""Gets a call its answer: from an engine, from the next one when an engine is lost, or from an outside model."""
+"""Gets a call its answer: from an engine, another engine if the first is lost, or an outside model."""
 
 from contextlib import aclosing
 from dataclasses import replace
@@ -20,8 +20,8 @@ class Answerer:
     """Samples the answers of calls."""
 
     def __init__(self, workers: WorkerTable, policies: ServedPolicies, run_id: str) -> None:
-        """`run_id` is part of the salt of engines' prefix caches, with the policy and its version: no entry is
-        used under another policy or version.
+        """`run_id` is part of the salt of engines' prefix caches, with the policy and its version: no entry
+        is used under another policy or version.
         """
         self._workers = workers
         self._policies = policies
@@ -111,8 +111,8 @@ class Answerer:
         feed.add(call.sampled.ids)
 
     def _wanted(self, session: Session, call: Call) -> WorkerFilter:
-        """The workers that may answer a call. The first policy's pin and oldest version are the session's own;
-        those of other policies are in its limits, by policy.
+        """The workers that may answer a call. The first policy's pin and oldest version are the session's
+        own; those of other policies are in its limits, by policy.
         """
         parent = call.prompt.parent
         limits = session.row.limits

@@ -86,7 +86,8 @@ class StreamSilence:
     lost_s: float = 0.0
     """The longest silence that ended on another engine, because one was lost."""
     open_s: float = 0.0
-    """How long it had been silent when its last client left or it was interrupted; 0.0 while it has a client."""
+    """How long it had been silent when its last client left or it was interrupted; 0.0 while it has a
+    client."""
     whole: bool = False
     """Whether an outside model answers. It sends its answer whole, so it is always silent until then."""
 

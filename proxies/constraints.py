@@ -1,9 +1,9 @@
 """Request features that plain sampling cannot guarantee: image input, JSON output, a forced tool call.
 
-Constrained decoding changes the distribution that an answer is sampled from, so its logprobs would no longer be
-the policy's. A session therefore either refuses such constraints, as a provider does for a model without the
-feature, or states them to the policy in words (`SessionOptions.constraints`). A limit of one tool call per answer
-is never refused: harnesses set it by default and can handle several calls.
+Constrained decoding changes the distribution that an answer is sampled from, so its logprobs would no longer
+be the policy's. A session therefore either refuses such constraints, as a provider does for a model without
+the feature, or states them to the policy in words (`SessionOptions.constraints`). A limit of one tool call
+per answer is never refused: harnesses set it by default and can handle several calls.
 """
 
 import json

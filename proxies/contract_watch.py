@@ -1,7 +1,8 @@
-"""Checks a session's contracts while it runs: a call after a violation, or one that would cause it, is refused.
+"""Checks a session's contracts while it runs: a call after a violation, or one that would cause it, is
+refused.
 
-Only what the proxy sees is checked: the policy's calls and their tool calls. Contracts about anything else are
-judged when the rollout is over.
+Only what the proxy sees is checked: the policy's calls and their tool calls. Contracts about anything else
+are judged when the rollout is over.
 """
 
 import copy

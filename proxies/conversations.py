@@ -30,7 +30,8 @@ class Conversations:
     def begin(self, call_id: str, request: ModelRequest | None, parent_id: str | None) -> None:
         """Add a call; it replaces the call that it continues.
 
-        A call whose request is None, or is a raw prompt, has no messages to compare: only its turn is counted.
+        A call whose request is None, or is a raw prompt, has no messages to compare: only its turn is
+        counted.
         """
         turns = self._turns.setdefault(call_id, 0 if parent_id is None else self._turns.get(parent_id, 0) + 1)
         if request is None or request.prompt is not None:

@@ -1,4 +1,6 @@
-"""Decodes token ids to text as they arrive. A character that spans several tokens appears once it is complete."""
+"""Decodes token ids to text as they arrive. A character that spans several tokens appears once it is
+complete.
+"""
 
 import codecs
 from collections.abc import Iterable

@@ -1,5 +1,5 @@
-"""The ASGI application that harnesses reach: every dialect's routes, with the session's key as API key or path
-prefix.
+"""The ASGI application that harnesses reach: every dialect's routes, with the session's key as API key or
+path prefix.
 
 It uses no web framework: the framework's routing and request objects cost more than everything else that the
 proxy does with a request.

@@ -1,8 +1,8 @@
 """A small HTTP/1.1 client for engine workers.
 
-General clients cost 1 ms of processor time per request and 0.1 ms per streamed piece; a whole proxy call should
-cost 3 ms. This one has what an engine needs: pooled connections over TCP or a unix socket, a JSON body out, a
-streamed body in.
+General clients cost 1 ms of processor time per request and 0.1 ms per streamed piece; a whole proxy call
+should cost 3 ms. This one has what an engine needs: pooled connections over TCP or a unix socket, a JSON body
+out, a streamed body in.
 """
 
 import asyncio
@@ -164,7 +164,7 @@ class Response:
         return self._connection.status
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it arrives. Raises `UpstreamLost` if the connection breaks before its end or is silent."""
+        """The body as it arrives. Raises `UpstreamLost` if the connection breaks early or is silent."""
         while (piece := await self._connection.read()) is not None:
             yield piece
 

@@ -1,10 +1,10 @@
 """Attributes a session's calls to agents: by the harness's headers if it sends any, otherwise by content.
 
-A call that continues another call's tokens belongs to that call's agent. A call that continues nothing belongs
-to the agent with its system text (without one: its tools), or to a new agent. Dates, ids, counts and working
-directories in these texts are ignored, and so is the order of the tools. The parent of a new agent is the agent
-whose answer is the last in its history: that agent handed over. Without such an answer it is the agent that
-waits for a tool result, if there is exactly one.
+A call that continues another call's tokens belongs to that call's agent. A call that continues nothing
+belongs to the agent with its system text (without one: its tools), or to a new agent. Dates, ids, counts and
+working directories in these texts are ignored, and so is the order of the tools. The parent of a new agent is
+the agent whose answer is the last in its history: that agent handed over. Without such an answer it is the
+agent that waits for a tool result, if there is exactly one.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Tracks a session's agents live: requests and answers become events and edges, written along with the calls.
 
-`lineage` attributes a request to an agent. Only agents with the same description that run side by side, such as
-parallel workers, are distinguished here: by the tool call that started each.
+`lineage` attributes a request to an agent. Only agents with the same description that run side by side, such
+as parallel workers, are distinguished here: by the tool call that started each.
 """
 
 import time
@@ -54,7 +54,7 @@ class OrchestrationTracker:
         agents: Sequence[AgentRow],
         answers: Mapping[str, Message],
     ) -> "OrchestrationTracker":
-        """Restore a tracker from a rollout's events and the session's calls, agents and answers by call id."""
+        """Restore a tracker from a rollout's events and a session's calls, agents and answers by call id."""
         parents = {agent.id: agent.parent_agent_id for agent in agents}
         ours = {call.id for call in recorded}
         own = [
@@ -91,7 +91,7 @@ class OrchestrationTracker:
         context: str,
         chain: Sequence[str],
     ) -> tuple[AgentRow, bool]:
-        """The agent of a request, and whether it is new. `chain` has the digests of its messages' prefixes."""
+        """The agent of a request, and whether it is new. `chain` has its messages' prefix digests."""
         agent, new = lineages.attribute(request, parent_call, context)
         if new or agent.evidence == "header" or parent_call in lineages.of_call:
             return agent, new

@@ -1,8 +1,8 @@
 """The control routes for parked calls: read a pending call, answer it.
 
 `GET /control/sessions/{id}/pending?timeout_s=20&after=0` waits for a call and returns its messages, tools and
-prompt token ids. Without `after` it is the oldest pending call, with it the oldest whose ordinal is greater, so
-that calls of several agents can be answered side by side. The same call is returned until it is answered.
+prompt token ids. Without `after` it is the oldest pending call, with it the oldest whose ordinal is greater,
+so that calls of several agents can be answered side by side. The same call is returned until it is answered.
 `POST /control/sessions/{id}/answer` answers one.
 """
 

@@ -10,8 +10,8 @@ ParsedDelta = TextDelta | ReasoningDelta | ToolCallDelta
 
 
 class Parser(Protocol):
-    """The parser of one sampled turn. However its ids are split into chunks, the deltas concatenate to the parse
-    of the whole.
+    """The parser of one sampled turn. However its ids are split into chunks, the deltas concatenate to the
+    parse of the whole.
 
     Markup that does not parse is returned verbatim as text and counted; nothing is repaired.
     """
@@ -24,8 +24,8 @@ class Parser(Protocol):
         """The number of tokens so far between the reasoning delimiters.
 
         The delimiters do not count, so it makes no difference whether the prompt or the policy wrote the
-        opening one. A token with a part of a delimiter and a part of the reasoning counts; tokens that end the
-        turn do not.
+        opening one. A token with a part of a delimiter and a part of the reasoning counts; tokens that end
+        the turn do not.
         """
         ...
 

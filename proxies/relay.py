@@ -255,7 +255,8 @@ class Relay:
             call.prompt = replace(prompt, broken=_known_break(prompt.broken, rule, fresh))
         intent = self._intent(session, incoming, call, rule, agent)
         rows = session.tracker.asked(call, intent, agent, chain, fresh=fresh is not None)
-        # The intent is queued before the task starts, so the call's outcome is behind it in the store's queue.
+        # The intent is queued before the task starts, so the call's outcome is behind it in the store's
+        # queue.
         intended = self.recorder.intend(intent, segment if new else None, incoming.body, fresh, rows)
         # A prompt that contains an answer proves that the harness received it.
         if parent is not None and parent.call_id not in session.acknowledged:
@@ -266,7 +267,7 @@ class Relay:
         return call
 
     def _resume(self, session: Session, incoming: IncomingRequest, stored: RecordedCall) -> Call:
-        """Resume an intent that an earlier process left without an outcome: the same call, sampled again."""
+        """Resume an intent that an earlier process left without outcome: the same call, sampled again."""
         forest = session.policy_context(stored.policy_id).forest
         prompt = Prompt(forest.ids(stored.prompt_segment), None, [], None)
         segment = forest.segments[stored.prompt_segment]
@@ -305,7 +306,8 @@ class Relay:
                 Problem(
                     "overflow",
                     f"This model's maximum context length is {self.limits.max_length} tokens. However, your "
-                    f"messages resulted in {len(prompt.ids)} tokens. Please reduce the length of the messages.",
+                    f"messages resulted in {len(prompt.ids)} tokens. "
+                    "Please reduce the length of the messages.",
                     tokens=len(prompt.ids),
                     max_tokens=self.limits.max_length,
                 )

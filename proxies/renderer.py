@@ -20,7 +20,8 @@ class Renderer(Protocol):
     ) -> list[int] | None:
         """The tokens of `new_messages`, to append to `ids`, which end in a sampled assistant turn.
 
-        None if the template cannot be continued that way, for example after a turn that a length limit cut off.
+        None if the template cannot be continued that way, for example after a turn that a length limit cut
+        off.
         """
         ...
 

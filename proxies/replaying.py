@@ -198,9 +198,13 @@ class _Rehearsal:
         if list(prompt) != list(expected):
             pairs = enumerate(zip(prompt, expected, strict=False))
             at = next((at for at, (one, other) in pairs if one != other), min(len(prompt), len(expected)))
-            where = f"its request gives a prompt of {len(prompt)} tokens that differs from token {at} of {len(expected)} on"
+            where = (
+                f"its request gives a prompt of {len(prompt)} tokens that differs from token {at} of "
+                f"{len(expected)} on"
+            )
             start = max(0, at - _AROUND)
-            return f"{where}\n{difference(*(_text(asked, ids[start : at + _AROUND]) for ids in (expected, prompt)))}"
+            old, new = (_text(asked, ids[start : at + _AROUND]) for ids in (expected, prompt))
+            return f"{where}\n{difference(old, new)}"
         if turn is not None and call.problem is not None:
             return f"its answer cannot be given again: {call.problem.message}"
         return None

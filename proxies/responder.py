@@ -133,7 +133,7 @@ class Responder:
             await self._wait()
 
     async def _begun(self) -> None:
-        """Wait for the first delta or the end, so that a call that fails at once gets an HTTP error status."""
+        """Wait for the first delta or the end, so that a call that fails at once gets an error status."""
         if not self._settled and not any(call.deltas for call in self._calls):
             await self._wait(start=False)
         if self._problem is not None and not any(call.deltas for call in self._calls):

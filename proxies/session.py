@@ -1,7 +1,8 @@
 """Sessions in memory. The store can restore each of them exactly.
 
 A session stays in memory from its opening. One that another process opened is loaded when its key is first
-used: its forest is rebuilt from the recorded calls, so a conversation continues on its branch after a restart.
+used: its forest is rebuilt from the recorded calls, so a conversation continues on its branch after a
+restart.
 
 Every change to a session runs between two awaits, so its calls may be concurrent without a lock.
 """
@@ -104,8 +105,8 @@ class Session:
         read: ReadAnswer,
         asked: Mapping[str, ModelRequest],
     ) -> "Session":
-        """Restore a session from its stored rows. `stored_events` has its rollout's events, `asked` the requests of
-        its latest branches by call id.
+        """Restore a session from its stored rows. `stored_events` has its rollout's events, `asked` the
+        requests of its latest branches by call id.
         """
         # Repeats, in the order of the calls, what `remember` and `record` did when they were live. Whatever
         # these two change must be restored here too, or a session behaves differently after a restart.
@@ -269,7 +270,7 @@ class Session:
         return self.tracker.answered(call.id, agent, answer, call.sampled.finish_reason, answer_digest)
 
     def watched(self, call_id: str, tokens: int, answer: Message) -> None:
-        """Hold an answer to the session's contracts. Side calls belong to no agent and are not held to any."""
+        """Hold an answer to the session's contracts. Side calls have no agent and are exempt."""
         agent = self.lineages.of_call.get(call_id)
         if agent is not None:
             self.watch.committed(call_id, agent, tokens, answer)

@@ -31,7 +31,7 @@ class StoredRequests:
     options: SessionOptions
 
     def request(self, call_id: str) -> ModelRequest:
-        """A call's request, with the whole conversation in it. Raises `RequestProblem` if it cannot be read."""
+        """A call's request with its whole conversation. Raises `RequestProblem` if it cannot be read."""
         # A request may continue an earlier one by id (Responses' `previous_response_id`). Walk back to the
         # first, then join forwards. A loop, since a chain may be longer than Python's recursion limit.
         later = [self._sent(call_id)]

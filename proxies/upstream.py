@@ -1,9 +1,9 @@
 """The contracts of what answers calls: inference engines and outside models.
 
-An engine (`Upstream`) takes token ids and returns token ids with their logprobs and policy versions. An outside
-model (`TextUpstream`), such as a teacher behind an API or a person who answers a parked call, takes messages
-and returns words. Its answer is written in the policy's tokens, so that the conversation is continued, retried
-and recorded like any other. It has no logprobs, so no policy gradient ever uses it.
+An engine (`Upstream`) takes token ids and returns token ids with their logprobs and policy versions. An
+outside model (`TextUpstream`), such as a teacher behind an API or a person who answers a parked call, takes
+messages and returns words. Its answer is written in the policy's tokens, so that the conversation is
+continued, retried and recorded like any other. It has no logprobs, so no policy gradient ever uses it.
 """
 
 from collections.abc import AsyncGenerator

@@ -323,7 +323,7 @@ class WorkerTable:
             self._spawn(self._probe(worker, silent=silent))
 
     async def _probe(self, worker: Worker, *, silent: bool) -> None:
-        """Probe a suspect worker until it can take calls again. While it stays quiet, end the calls it has."""
+        """Probe a suspect worker until it can take calls again. While it is quiet, end its calls."""
         pause = _PROBE_S
         while worker.suspect and not await self._answers(worker, silent=silent):
             if worker.quiet_s() >= self._timeouts.probe_s:
