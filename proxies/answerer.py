@@ -1,4 +1,4 @@
-"""Who answers a call: an engine, the next engine when one is lost, or an outside model."""
+"""Gets a call its answer: from an engine, another engine if the first is lost, or an outside model."""
 
 from contextlib import aclosing
 from dataclasses import replace
@@ -13,29 +13,29 @@ from proxies.upstream import TextCall, TextUpstream, Upstream
 from proxies.workers import REPLAY, NoWorker, Worker, WorkerFilter, WorkerTable, is_text
 
 _ATTEMPTS = 6
-"""Workers that may be lost under one call, one after the other, without a token in between."""
+"""Consecutive workers that one call may lose without receiving a token."""
 
 
 class Answerer:
-    """Gets calls their tokens."""
+    """Samples the answers of calls."""
 
     def __init__(self, workers: WorkerTable, policies: ServedPolicies, run_id: str) -> None:
-        """Prefix caches are salted with the run, policy and version: what one computed is never read under
-        another.
+        """`run_id` is part of the salt of engines' prefix caches, with the policy and its version: no entry
+        is used under another policy or version.
         """
         self._workers = workers
         self._policies = policies
         self._run_id = run_id
 
     async def answer(self, session: Session, call: Call, feed: TokenFeed) -> None:
-        """Sample the answer, on another worker from the tokens so far whenever one is lost.
+        """Sample the answer. When a worker is lost, another one continues from the tokens so far.
 
-        Raises `UpstreamLost` when no worker is left to ask, `UpstreamError` when one refuses or contradicts
-        itself.
+        Raises `UpstreamLost` when no worker is left, `UpstreamError` when one refuses or contradicts itself.
         """
         attempts = 0
         while True:
             before = len(call.sampled.ids)
+            # A worker may be lost after the last allowed token but before its finish reason.
             if len(call.sampled.ids) >= call.sampling.max_tokens:
                 call.sampled.finish_reason = "length"
                 return
@@ -49,6 +49,7 @@ class Answerer:
                     else:
                         await self._sample_at(worker, cast("Upstream", worker.upstream), call, feed)
             except UpstreamLost as error:
+                # A worker that is drained or updated ends its calls on purpose; that is no outage.
                 if not isinstance(error, NoWorker) and worker.row.state not in ("draining", "updating"):
                     call.silence.lost = True
                 attempts = attempts + 1 if len(call.sampled.ids) == before else 1
@@ -62,14 +63,16 @@ class Answerer:
         sampled = call.sampled
         before = len(call.sampled.ids)
         sampled.worker = row.id
-        given = [*call.prompt.ids, *sampled.ids] if before else call.prompt.ids
+        prompt = [*call.prompt.ids, *sampled.ids] if before else call.prompt.ids
         sampling = call.sampling.limited(call.sampling.max_tokens - before)
+        # With the same seed the new worker would draw the random numbers of the first tokens again, so that
+        # later tokens would be correlated with them.
         if before and sampling.seed is not None:
             sampling = replace(sampling, seed=sampling.seed + before)
         salt = (
             f"{self._run_id}:{row.version}" if call.policy_id is None else f"{call.policy_id}:{row.version}"
         )
-        async with aclosing(upstream.generate(given, sampling, salt=salt)) as chunks:
+        async with aclosing(upstream.generate(prompt, sampling, salt=salt)) as chunks:
             async for chunk in chunks:
                 worker.heard()
                 call.silence.end()
@@ -79,14 +82,14 @@ class Answerer:
                     raise UpstreamLost(f"Worker {row.id} aborted the sequence.")
                 if chunk.finish_reason is not None:
                     call.interruptible = False
-                    sampled.end(chunk, len(given), len(sampled.ids) - before)
+                    sampled.end(chunk, len(prompt), len(sampled.ids) - before)
                     return
         raise UpstreamLost(f"Worker {row.id} ended its answer without a finish reason.")
 
     async def _hear(
         self, session: Session, worker_id: str, upstream: TextUpstream, call: Call, feed: TokenFeed
     ) -> None:
-        """Let an outside model answer."""
+        """Get the answer of an outside model."""
         call.sampled.worker = worker_id
         prompt = tuple(call.prompt.ids)
         timeout_s = session.options.answer_timeout_s
@@ -104,12 +107,12 @@ class Answerer:
         )
         answer = await upstream.complete(asked)
         call.interruptible = False
-        call.sampled.hear(answer, language)
+        call.sampled.accept_text(answer, language)
         feed.add(call.sampled.ids)
 
     def _wanted(self, session: Session, call: Call) -> WorkerFilter:
-        """The first policy's pin and oldest version are the session's; others have theirs in its limits,
-        by policy.
+        """The workers that may answer a call. The first policy's pin and oldest version are the session's
+        own; those of other policies are in its limits, by policy.
         """
         parent = call.prompt.parent
         limits = session.row.limits

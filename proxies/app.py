@@ -1,9 +1,9 @@
-"""The proxy as a process: its settings, its listeners, its parts put together.
+"""The proxy process: its settings, its listeners, and how its parts are put together.
 
-    HARNESSGYM_CONTROL_KEY=KEY harnessgym proxy --store URL --run_id RUN --policy FOLDER --port 8100
+    HARNESSGYM_CONTROL_KEY=KEY harnessgym proxy --store URL --run_id RUN --policy FOLDER --port 8100 \
     --control_port 8101
 
-Everything it knows is in the store, so it may be killed at any time and started again.
+Its whole state is in the store, so it may be killed and started again at any time.
 """
 
 import asyncio
@@ -41,8 +41,8 @@ from proxies.workers import Connect, WorkerTable, connect_upstream
 
 _SHUTDOWN_S = 3.0
 _COLLECT = (20_000, 20, 50)
-"""Thresholds of the cycle collector. What a proxy keeps is sessions, which are in no cycle: to look
-through them all the time costs a tenth of its processor time."""
+"""Thresholds of the cycle collector. A proxy mostly holds sessions, which are in no cycle; with the default
+thresholds, scanning them costs a tenth of its processor time."""
 
 
 class PolicySettings(Config):
@@ -132,7 +132,7 @@ class Proxy:
         language: PolicyLanguage | None = None,
         connect: Connect | None = None,
     ) -> None:
-        """`language` and `connect` stand in for the policy folder's and for the known kinds of worker."""
+        """`language` replaces the policy folder's language, `connect` the registered kinds of worker."""
         self.settings = settings
         policies = _served(settings, language)
         self._store = store
@@ -196,7 +196,9 @@ class Proxy:
         await self._listen(self._control.app(), [control])
 
     async def stop(self) -> None:
-        """Stop listening, record what is in flight, let go of workers. The store stays open."""
+        """Stop listening, record the calls in flight, close the workers. The store stays open."""
+        # The servers only stop accepting here. They wait for their open responses, and these end when the
+        # relay has settled their calls.
         for server in self._servers:
             server.should_exit = True
         await self.relay.close(self.sessions.open())
@@ -229,7 +231,7 @@ class Proxy:
 
 
 def _served(settings: ProxySettings, language: PolicyLanguage | None) -> ServedPolicies:
-    """The policies of a proxy; `language` stands in for all of theirs."""
+    """The policies of a proxy. `language` replaces the language of each."""
 
     def of_folder(folder: Path) -> PolicyLanguage:
         return language or PolicyLanguage.of_policy(folder, settings.parser, settings.renderer)
@@ -243,7 +245,7 @@ def _served(settings: ProxySettings, language: PolicyLanguage | None) -> ServedP
 
 
 class _Server(uvicorn.Server):
-    """Two of these share a process, so signals are the process's business."""
+    """A server that leaves signals to the process, since two of them share it."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
-"""One call while it is live: what has been sampled, what of it a client may see, and who is listening.
+"""A live call: its sampled tokens, the deltas that clients may see, and its listeners.
 
-Deltas are kept from the first on, so a client that comes back reads the same answer from its beginning,
-whether sampling still goes on or has long finished.
+All deltas are kept, so a client that comes back reads the same answer from the beginning, whether it is still
+being sampled or long finished.
 """
 
 import asyncio
@@ -31,15 +31,16 @@ class SampledTokens:
     """`time.monotonic` of the first token."""
     worker: str = ""
     text_only: bool = False
-    """Whether an outside model said it: there are no logprobs and no versions."""
+    """Whether an outside model answered: there are no logprobs and no versions."""
     body: bytes | None = None
-    """The outside model's own answer."""
+    """The outside model's response body."""
 
-    def hear(self, answer: TextAnswer, language: PolicyLanguage) -> None:
-        """Take the answer of an outside model. Raises `UpstreamError` if it cannot be written in the
-        policy's language.
+    def accept_text(self, answer: TextAnswer, language: PolicyLanguage) -> None:
+        """Set the answer of an outside model. Raises `UpstreamError` if it cannot be expressed in the
+        policy's tokens.
         """
-        self.ids, self.first_at = list(answer.ids(language)), time.monotonic()
+        self.ids = list(answer.ids(language))
+        self.first_at = time.monotonic()
         self.text_only = answer.logprobs is None
         if answer.logprobs is not None:
             self.logprobs = list(answer.logprobs)
@@ -50,7 +51,7 @@ class SampledTokens:
         self.body = answer.body
 
     def take(self, chunk: TokenChunk) -> None:
-        """Add a chunk. Raises `UpstreamError` if it contradicts itself."""
+        """Add a chunk. Raises `UpstreamError` if its lists differ in length."""
         if not len(chunk.ids) == len(chunk.logprobs) == len(chunk.versions):
             counts = f"{len(chunk.ids)} ids, {len(chunk.logprobs)} logprobs, {len(chunk.versions)} versions"
             raise UpstreamError(f"Worker {self.worker} gave {counts} in one chunk.")
@@ -61,14 +62,12 @@ class SampledTokens:
         self.versions.extend(chunk.versions)
 
     def end(self, chunk: TokenChunk, prompt_len: int, completion_len: int) -> None:
-        """Take the last chunk's word. Raises `UpstreamError` unless the engine counted what it was given
-        and what it gave.
-        """
+        """Finish the answer. Raises `UpstreamError` if the engine's token counts differ from ours."""
+        # A lost or duplicated stream event would shift logprobs against tokens without any other sign.
         if (chunk.prompt_tokens, chunk.completion_tokens) != (prompt_len, completion_len):
             raise UpstreamError(
                 f"Worker {self.worker} counted {chunk.prompt_tokens} prompt and {chunk.completion_tokens} "
-                "completion tokens; "
-                f"it was given {prompt_len} and gave {completion_len}."
+                f"completion tokens; it was given {prompt_len} and gave {completion_len}."
             )
         assert chunk.finish_reason is not None
         self.finish_reason = chunk.finish_reason
@@ -83,18 +82,17 @@ class StreamSilence:
     since: float = field(default_factory=time.monotonic)
     """When the last tokens came, or the call began."""
     lost: bool = False
-    """Whether an engine was lost since then that was not to be updated."""
+    """Whether an engine was lost since then that was not being drained or updated."""
     lost_s: float = 0.0
     """The longest silence that ended on another engine, because one was lost."""
     open_s: float = 0.0
-    """How long it had been silent when its last client left, or when it was ended; 0.0 while it has a
+    """How long it had been silent when its last client left or it was interrupted; 0.0 while it has a
     client."""
     whole: bool = False
-    """Whether an outside model is asked, whose answer comes whole: it is silent until then, whatever it
-    does."""
+    """Whether an outside model answers. It sends its answer whole, so it is always silent until then."""
 
     def end(self) -> None:
-        """Tokens have come."""
+        """End the silence: tokens have come."""
         now = time.monotonic()
         if self.lost:
             self.lost_s = max(self.lost_s, now - self.since)
@@ -102,11 +100,11 @@ class StreamSilence:
         self.since = now
 
     def leave(self) -> None:
-        """Nobody waits any longer."""
+        """Note that nobody waits any longer."""
         self.open_s = max(self.open_s, time.monotonic() - self.since)
 
     def timings(self) -> dict[str, float]:
-        """What is recorded with the call; see `harnessgym.outcome.engine_silence`."""
+        """The timings recorded with the call; see `harnessgym.outcome.engine_silence`."""
         seconds = {"lost_s": self.lost_s, "whole_s" if self.whole else "silent_s": self.open_s}
         return {name: round(value, 6) for name, value in seconds.items() if value}
 
@@ -118,9 +116,9 @@ class Call:
     id: str
     ordinal: int
     digest: str
-    """Of the raw request: tells a retry from another request."""
+    """Digest of the raw request, by which a retry is recognised."""
     call_prefix: str
-    """How ids of its tool calls begin."""
+    """Prefix of its tool-call ids."""
     request: ModelRequest
     prompt: Prompt
     prompt_len: int
@@ -139,13 +137,13 @@ class Call:
     problem: Problem | None = None
     """Set once the call has failed."""
     acted: bool = False
-    """Whether a client was given an event on which it can act."""
+    """Whether a client was sent an event on which it can act."""
     listeners: set[asyncio.Event] = field(default_factory=set)
     task: "asyncio.Task[None] | None" = None
     aborted: bool = False
-    """Whether sampling was ended early: such an answer is never given again."""
+    """Whether sampling was ended early. A retry is never given such an answer."""
     interruptible: bool = True
-    """False from the last token on: what is complete is committed, whoever has left."""
+    """False from the last token on: a complete answer is committed even if every client has left."""
     _grace: asyncio.TimerHandle | None = None
 
     @property
@@ -155,33 +153,33 @@ class Call:
 
     @property
     def over(self) -> bool:
-        """Whether nobody still needs it: a client was given its answer, or there is none to give."""
+        """Whether nobody needs the call any more: a client has its answer, or it has none."""
         return self.settled and (self.acted or self.aborted or self.problem is not None)
 
     def publish(self, deltas: Sequence[Delta]) -> None:
-        """Show more of the answer; neighbouring pieces of text become one."""
+        """Show more of the answer; adjacent text deltas are merged."""
         if deltas:
             self.deltas.extend(_coalesce(deltas))
             self.wake()
 
     def settle(self, answer: Answer | None = None, problem: Problem | None = None) -> None:
-        """The call is committed, or has failed."""
+        """Set the answer of a committed call, or the problem of a failed one."""
         self.answer = answer
         self.problem = problem
         self.wake()
 
     def release(self) -> None:
-        """Let go of the tokens; what clients are shown stays."""
+        """Free the tokens. The deltas and the answer stay, for clients that come back."""
         self.prompt = Prompt([], None, [], None)
         self.sampled = SampledTokens()
 
     def wake(self) -> None:
-        """Tell every listener to look again."""
+        """Wake every listener."""
         for listener in self.listeners:
             listener.set()
 
     def join(self, listener: asyncio.Event) -> None:
-        """Listen. The event is set whenever there may be something new."""
+        """Add a listener. Its event is set whenever there may be something new."""
         if self._grace is not None:
             self._grace.cancel()
             self._grace = None
@@ -189,14 +187,15 @@ class Call:
         self.listeners.add(listener)
 
     def leave(self, listener: asyncio.Event, grace_s: float) -> None:
-        """Stop listening. If nobody is left the call runs on for the grace time only."""
+        """Remove a listener. Without any, the call is interrupted after the grace time."""
         self.listeners.discard(listener)
         if not self.listeners and not self.settled:
             self.silence.leave()
             self._grace = asyncio.get_running_loop().call_later(grace_s, self.interrupt)
 
     def interrupt(self) -> None:
-        """End sampling; what there is is kept as aborted."""
+        """End sampling. The tokens so far are committed as aborted."""
+        # Cancel once only: a second cancellation would hit the commit of the first one's tokens.
         if self.interruptible and self.task is not None:
             self.interruptible = False
             self.aborted = True

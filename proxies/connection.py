@@ -1,6 +1,4 @@
-"""One request of a client, as ASGI hands it over: its body, whether the client is still there, and the
-response.
-"""
+"""One ASGI request: its body, its response, and whether the client is still connected."""
 
 import asyncio
 from collections.abc import Mapping
@@ -32,9 +30,9 @@ class Connection:
         self._watcher: asyncio.Task[None] | None = None
 
     async def body(self, limit: int) -> bytes:
-        """The request's body. Raises `BodyTooLarge` as soon as it is known to have more than `limit`
-        bytes.
-        """
+        """The request's body. Raises `BodyTooLarge` as soon as it is known to exceed `limit` bytes."""
+        # Refuse by the announced length, before a byte is read; but clients may send more than announced, or
+        # none (chunked), so count as well.
         announced = self.headers.get("content-length", "0")
         if announced.isdecimal() and int(announced) > limit:
             raise BodyTooLarge
@@ -53,7 +51,7 @@ class Connection:
                 return b"".join(pieces)
 
     def watch(self, wake: asyncio.Event) -> None:
-        """Set an event as soon as the client has gone."""
+        """Set an event as soon as the client disconnects."""
         self._watcher = asyncio.create_task(self._watch(wake))
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
@@ -68,7 +66,7 @@ class Connection:
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def respond(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """A whole response."""
+        """Send a whole response."""
         await self.start(status, {**headers, "content-length": str(len(body))})
         await self.write(body, last=True)
 

@@ -1,10 +1,9 @@
-"""What a request demands of an answer that sampling alone does not give: images seen, JSON of a schema, a
-call of a tool.
+"""Request features that plain sampling cannot guarantee: image input, JSON output, a forced tool call.
 
-Forcing an answer into a grammar changes the distribution it is sampled from, so that its logprobs would no
-longer be the policy's. A session therefore either refuses such demands, as a provider does for a model that
-lacks the feature, or puts them to the policy in words (`SessionOptions.constraints`). That an answer may call
-one tool at most is never refused: harnesses ask for it by default, and know what to do with several calls.
+Constrained decoding changes the distribution that an answer is sampled from, so its logprobs would no longer
+be the policy's. A session therefore either refuses such constraints, as a provider does for a model without
+the feature, or states them to the policy in words (`SessionOptions.constraints`). A limit of one tool call
+per answer is never refused: harnesses set it by default and can handle several calls.
 """
 
 import json
@@ -26,7 +25,7 @@ def refuse_images(messages: Sequence[Message]) -> None:
 
 
 def constrained(request: ModelRequest, mode: Literal["refuse", "prompt"]) -> ModelRequest:
-    """The request as the policy gets it. Raises `RequestProblem` if it demands what cannot be had."""
+    """The request as the policy gets it. Raises `RequestProblem` if it has a constraint that is refused."""
     demands = [demand for demand in (_output(request), _tool_choice(request)) if demand]
     if mode == "refuse":
         if demands:
@@ -58,7 +57,9 @@ def _tool_choice(request: ModelRequest) -> str:
 
 
 def _instructed(messages: tuple[Message, ...], demands: list[str]) -> tuple[Message, ...]:
-    """The demands in the first system message, so that they stand in the same place turn after turn."""
+    """The messages with the demands added to the first system message."""
+    # Always in the first message: at the end of the conversation they would move with every turn and break
+    # the token prefix.
     text = "\n".join(demands)
     if messages and messages[0].role == "system":
         return (replace(messages[0], content=f"{messages[0].content}\n\n{text}"), *messages[1:])

@@ -1,9 +1,8 @@
-"""From a request's messages to the exact tokens the engine is given: continue what was sampled wherever that
-is possible.
+"""Turns a request's messages into the exact prompt tokens, continuing the sampled tokens where possible.
 
-What was sampled is never rendered again under `history="keep"`: the session's forest supplies those tokens,
-and only new messages are rendered behind them. Where that is impossible the request starts a branch, and the
-reason is kept.
+Under `history="keep"` sampled tokens are never rendered again: the session's forest supplies them, and only
+new messages are rendered behind them. Where that is impossible the request starts a branch, and the reason is
+recorded as a `Break`.
 """
 
 from collections.abc import Collection, Sequence
@@ -30,22 +29,23 @@ class Prompt:
     parent: Attachment | None
     """The call whose prompt + completion is a token prefix of `ids`."""
     added: list[int]
-    """What follows the parent."""
+    """The tokens behind the parent's."""
     broken: Break | None
 
 
 def continue_from(
     forest: Forest,
-    heads: Collection[str],
+    seen_prefixes: Collection[str],
     conversations: Conversations,
     chain: Sequence[str],
     request: ModelRequest,
     language: PolicyLanguage,
     history: str,
 ) -> Prompt:
-    """The prompt of a request whose digests are `chain`. `heads` are the digests of all leading parts of
-    earlier requests.
+    """The prompt of a request. `chain` has the digests of its prefixes, `seen_prefixes` those of all earlier
+    requests.
     """
+    # First by messages: the longest prefix that ends in a recorded answer supplies that answer's tokens.
     attachment = forest.attach(chain)
     if attachment is not None and history == "keep":
         ids = forest.ids(attachment.segment_id)
@@ -55,20 +55,27 @@ def continue_from(
         if added is not None:
             ids.extend(added)
             return Prompt(
-                ids, attachment, added, _left(forest, attachment, chain[-1] in heads, request, conversations)
+                ids,
+                attachment,
+                added,
+                _left(forest, attachment, chain[-1] in seen_prefixes, request, conversations),
             )
+    # Otherwise by tokens: render everything and find the longest recorded path that the result begins with.
+    # This also joins a client's rewording that renders to the same tokens.
     request = replace(request, messages=_without_nonces(request.messages))
     whole = language.renderer.render(request.messages, request.tools)
     parent = forest.find_prefix(whole)
     broken = None
     if attachment is not None:
+        # The messages promised a longer path than the tokens reach: the template, or the tokens of an answer,
+        # differ from what was sampled.
         if parent is None or forest.length(parent.segment_id) < forest.length(attachment.segment_id):
             broken = _rendered(forest, attachment, whole, request, language, history, conversations)
         else:
-            broken = _left(forest, attachment, chain[-1] in heads, request, conversations)
-    elif parent is None and heads and chain[-1] not in heads:
+            broken = _left(forest, attachment, chain[-1] in seen_prefixes, request, conversations)
+    elif parent is None and seen_prefixes and chain[-1] not in seen_prefixes:
         broken = diagnose(request.messages, request.tools, conversations.newest_first()) or _unseen(
-            chain, heads
+            chain, seen_prefixes
         )
     return Prompt(
         whole, parent, whole if parent is None else whole[forest.length(parent.segment_id) :], broken
@@ -82,29 +89,34 @@ def _left(
     request: ModelRequest,
     conversations: Conversations,
 ) -> Break | None:
-    """The break of a request that continues an answer, but goes on otherwise than is known; none if it was
-    asked before.
+    """The break of a request that continues an answer but then leaves the recorded conversation. None if the
+    same request came before.
     """
     foreign = sum(message.role == "assistant" for message in request.messages[attachment.matched :])
     if known or not (foreign or forest.children.get(attachment.segment_id)):
         return None
-    found = diagnose(_without_nonces(request.messages), request.tools, conversations.newest_first())
+    broken = diagnose(_without_nonces(request.messages), request.tools, conversations.newest_first())
     if foreign:
         detail = f"{foreign} assistant messages from message {attachment.matched} on are not what was sampled"
-        return found or Break("edited_history", detail)
-    return found if found is not None and found.kind == "dropped_messages" else None
+        return broken or Break("edited_history", detail)
+    # A second child without foreign answers is an ordinary branch, such as a sibling or a retry with another
+    # tool result. Only messages that are missing make it a break.
+    return broken if broken is not None and broken.kind == "dropped_messages" else None
 
 
 def _without_nonces(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(message.without_nonce() for message in messages)
 
 
-def _unseen(chain: Sequence[str], heads: Collection[str]) -> Break:
-    """The break of a request whose earlier messages are not in memory: how much of it is known is all that
-    can be said.
+def _unseen(chain: Sequence[str], seen_prefixes: Collection[str]) -> Break:
+    """The break of a request whose earlier messages are not in memory: only the length of its known prefix
+    can be given.
     """
-    shared = next((index + 1 for index in reversed(range(len(chain))) if chain[index] in heads), 0)
-    detail = f"the first {shared} of {len(chain)} messages are known; the earlier ones were not in memory to compare"
+    shared = next((index + 1 for index in reversed(range(len(chain))) if chain[index] in seen_prefixes), 0)
+    detail = (
+        f"the first {shared} of {len(chain)} messages are known; "
+        "the earlier ones were not in memory to compare"
+    )
     return Break("edited_history" if shared else "new_root", detail)
 
 
@@ -117,20 +129,24 @@ def _rendered(
     history: str,
     conversations: Conversations,
 ) -> Break:
-    """The break of a request whose messages are known, but whose tokens cannot be those that were sampled."""
+    """The break of a request whose messages are known but whose rendering differs from the sampled tokens."""
     sampled = forest.segments[attachment.segment_id].ids
     cut = _cut(attachment.call_id, sampled, language, conversations)
     path = forest.path(attachment.segment_id)
     at, segment = _divergence(path, whole)
+    # Under "keep" an answer without its end of turn cannot be continued at all, so the cut is the cause,
+    # wherever the two renderings happen to differ first.
     if cut is not None and history == "keep":
-        return _told(cut, attachment.call_id, _asked(attachment.matched - 1, request), "")
+        return _break(cut, attachment.call_id, _position(attachment.matched - 1, request), "")
     start = _start(path, segment)
+    # A difference in the last token before an answer still belongs to that answer: a tokenizer may merge it
+    # with the answer's first characters.
     if segment.kind == "prompt" or at < start - 1:
         old, new = (
             _text(language, ids[max(0, at - 16) : at + 32])
             for ids in (forest.ids(attachment.segment_id), whole)
         )
-        why = f"the template writes what comes before its answer in another way, from token {at} on"
+        why = f"the template renders the text before the answer differently, from token {at} on"
         return Break("template", f"compared with call {attachment.call_id}: {why}\n{difference(old, new)}")
     call_id = forest.call_of(segment.id) or ""
     first = min(at, start)
@@ -142,7 +158,7 @@ def _rendered(
         cause = cut
     later = sum(item.kind == "completion" for item in path[path.index(segment) + 1 :])
     index = _answer_index(request.messages[: attachment.matched], later)
-    return _told(cause, call_id, _asked(index, request), difference(old, new[: len(old) + 64]))
+    return _break(cause, call_id, _position(index, request), difference(old, new[: len(old) + 64]))
 
 
 def _cut(
@@ -157,8 +173,8 @@ def _cut(
 
 
 def _divergence(path: Sequence[Segment], whole: Sequence[int]) -> tuple[int, Segment]:
-    """The first token in which a path and a prompt differ, and the answer that it is in or, if it is just
-    before one, that.
+    """The index of the first token in which a path and a prompt differ, and the segment it is in. If it is
+    the last token before an answer, the segment is the answer's.
     """
     at = 0
     for number, segment in enumerate(path):
@@ -181,15 +197,15 @@ def _text(language: PolicyLanguage, ids: Sequence[int]) -> str:
 
 
 def _answer_index(messages: Sequence[Message], later: int) -> int:
-    """The index of the assistant message that has `later` others behind it."""
+    """The index of the assistant message with `later` other assistant messages after it."""
     answers = [index for index, message in enumerate(messages) if message.role == "assistant"]
     return answers[max(0, len(answers) - 1 - later)] if answers else len(messages) - 1
 
 
-def _asked(index: int, request: ModelRequest) -> str:
+def _position(index: int, request: ModelRequest) -> str:
     return f"message {index} ({request.messages[index].role})"
 
 
-def _told(cause: tuple[BreakClass, str], call_id: str, where: str, shown: str) -> Break:
+def _break(cause: tuple[BreakClass, str], call_id: str, where: str, diff: str) -> Break:
     kind, why = cause
-    return Break(kind, f"{where}, compared with call {call_id}: {why}" + (f"\n{shown}" if shown else ""))
+    return Break(kind, f"{where}, compared with call {call_id}: {why}" + (f"\n{diff}" if diff else ""))

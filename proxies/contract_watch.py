@@ -1,8 +1,8 @@
-"""Contracts of a session while it runs: once one is broken, or the next call would break it, there is no next
-call.
+"""Checks a session's contracts while it runs: a call after a violation, or one that would cause it, is
+refused.
 
-What is watched is what passes here: the policy's calls and the tools that they call. Contracts about anything
-else are judged when the rollout is over.
+Only what the proxy sees is checked: the policy's calls and their tool calls. Contracts about anything else
+are judged when the rollout is over.
 """
 
 import copy
@@ -16,7 +16,7 @@ from proxies.dialect import Problem
 
 
 class ContractWatch:
-    """The contracts that one session is held to."""
+    """The contracts of one session."""
 
     def __init__(self, contracts: Sequence[Contract]) -> None:
         judged = online(contracts)
@@ -24,11 +24,11 @@ class ContractWatch:
         self._ahead = ContractMonitor(
             [contract for contract in judged if getattr(contract, "per", "rollout") == "rollout"]
         )
-        """Without those about single agents: whose a call is shows when it is continued."""
+        """Without contracts per agent: the agent of a call is only known once the call exists."""
         self._idle = not judged
 
     def committed(self, call_id: str, agent_id: str | None, tokens: int, answer: Message) -> None:
-        """A call of an agent has its answer."""
+        """Add the answer of an agent's call."""
         if self._idle:
             return
         t = _made_at(call_id)
@@ -50,12 +50,13 @@ class ContractWatch:
             self._ahead.see(step)
 
     def refusal(self, in_flight: int, new: int) -> Problem | None:
-        """Why there can be no so many new calls, beside those in flight; None if there can."""
+        """Why `new` more calls, on top of those in flight, are refused; None if they are allowed."""
         if self._idle:
             return None
         violation = self._watch.violation
         ahead = self._ahead
         if violation is None:
+            # Try the next calls on a copy: the real ones are added when they have their answers.
             ahead = copy.deepcopy(self._ahead)
             for _ in range(in_flight + new):
                 ahead.see(RolloutStep("next", "llm_call", time.time(), tokens=1))

@@ -1,7 +1,7 @@
 """The control routes: open and seal sessions, register, drain and undrain workers, read statistics.
 
-They have a key and a socket of their own. Neither is ever mounted into a sandbox: who holds them decides what
-is recorded.
+They have a key and a socket of their own. Neither is ever mounted into a sandbox: whoever holds them decides
+what is recorded.
 """
 
 import asyncio
@@ -58,11 +58,11 @@ class Seal(BaseModel, extra="forbid"):
     """Refuse further calls of a session."""
 
     grace_s: float = 1.0
-    """How long calls in flight may still finish."""
+    """How long calls in flight may still run."""
 
 
 class RegisterWorker(BaseModel, extra="forbid"):
-    """Add an engine worker, or say what changed."""
+    """Add or change an engine worker."""
 
     id: str
     address: str
@@ -70,18 +70,18 @@ class RegisterWorker(BaseModel, extra="forbid"):
     state: WorkerState = "ready"
     kind: str = "embedded"
     policy_id: str | None = None
-    """The policy that it serves; the run's first if not given."""
+    """The policy that it serves; the run's first policy if not given."""
 
 
 class DrainRequest(BaseModel, extra="forbid"):
-    """Send a worker no new calls."""
+    """Stop sending calls to a worker."""
 
     timeout_s: float = 5.0
-    """How long to wait for those in flight."""
+    """How long to wait for its calls in flight."""
 
 
 class Undrain(BaseModel, extra="forbid"):
-    """Send a worker calls again."""
+    """Send calls to a worker again."""
 
     version: int
 
@@ -129,8 +129,8 @@ class Control:
 
     def _route(self, method: str, path: str, handler: Callable[[Request], Awaitable[Response]]) -> Route:
         async def guarded(request: Request) -> Response:
-            given = request.headers.get("authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), self._key.encode()):
+            key = request.headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(key.encode(), self._key.encode()):
                 return _error(401, "The control routes need the control key.")
             try:
                 return await handler(request)
@@ -172,11 +172,13 @@ class Control:
         session = await self._sessions.by_id(request.path_params["id"])
         if session is None:
             return _error(404, f"There is no session {request.path_params['id']}.")
+        # In this order: no call begins after `sealed` is set, the calls in flight record their outcome, and
+        # only then the store refuses everything else of the session.
         session.sealed = True
         self._workers.parked.wake()
         await _end_calls(session, wanted.grace_s)
         count, tokens = await self._recorder.write(
-            partial(_seal, session_id=session.row.id, happened=session.traffic.sealed())
+            partial(_seal, session_id=session.row.id, rows=session.tracker.sealed())
         )
         await self._spans.settle(session)
         self._sessions.forget(session)
@@ -200,6 +202,7 @@ class Control:
     async def _drain(self, request: Request) -> Response:
         wanted = await _read(request, DrainRequest)
         worker_id = request.path_params["id"]
+        # The table first, so that no call is sent to the worker while the store is written.
         row = await self._workers.set_state(worker_id, "draining")
         if row is None:
             return _error(404, f"There is no worker {worker_id}.")
@@ -242,11 +245,13 @@ class Control:
         return JSONResponse({"status": "ok", "process": self._process})
 
 
-def _seal(conn: Connection, session_id: str, happened: OrchestrationRows) -> tuple[int, int]:
-    """Seal a session, with what happens at its end. How many calls and sampled tokens it has."""
+def _seal(conn: Connection, session_id: str, rows: OrchestrationRows) -> tuple[int, int]:
+    """Seal a session and add the orchestration rows of its end. Returns its number of calls and of sampled
+    tokens.
+    """
     row = sessions.get(conn, session_id)
     if row is not None and not row.sealed:
-        orchestration.write(conn, happened)
+        orchestration.write(conn, rows)
     return sessions.seal(conn, session_id), sessions.sampled_tokens(conn, session_id)
 
 
@@ -257,7 +262,7 @@ def _check_sampling(sampling: dict[str, Any]) -> None:
 
 
 async def _end_calls(session: Session, grace_s: float) -> None:
-    """Let calls in flight finish for a while, then interrupt them; returns when all are recorded."""
+    """Interrupt the calls that are still in flight after the grace time; returns when all are recorded."""
     tasks = [call.task for call in session.live.values() if call.task is not None]
     if not tasks:
         return

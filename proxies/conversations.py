@@ -1,6 +1,6 @@
-"""What the calls of a session were asked, as far as it takes to say where a later request leaves them.
+"""The requests of a session's latest calls, kept so that a later request can be compared with them.
 
-Messages are held by reference, and of each branch only its latest call's: they contain the earlier ones.
+Messages are held by reference, and only those of each branch's latest call: they contain the earlier ones.
 """
 
 from collections import OrderedDict
@@ -14,22 +14,24 @@ from harnessgym.traces.forest import Forest
 from proxies.dialect import ModelRequest
 
 _BRANCHES = 16
-"""Branches whose messages are held; of more, those that rested longest are let go."""
+"""Branches whose messages are held. The least recently used are dropped first."""
 
 
 class Conversations:
-    """The latest conversation of each branch, and how calls ended."""
+    """The latest conversation of each branch, and the finish reason of each call."""
 
     def __init__(self, branches: int = _BRANCHES) -> None:
         self._branches = branches
         self._latest: OrderedDict[str, CallConversation] = OrderedDict()
         self._endings: dict[str, str] = {}
         self._turns: dict[str, int] = {}
-        """Call to how many answers of the policy it continues."""
+        """Call id to the number of the policy's answers that it continues."""
 
     def begin(self, call_id: str, request: ModelRequest | None, parent_id: str | None) -> None:
-        """A call begins; it takes the place of the call that it continues. Without its request it can be
-        compared with nothing, and raw prompts have no messages to compare.
+        """Add a call; it replaces the call that it continues.
+
+        A call whose request is None, or is a raw prompt, has no messages to compare: only its turn is
+        counted.
         """
         turns = self._turns.setdefault(call_id, 0 if parent_id is None else self._turns.get(parent_id, 0) + 1)
         if request is None or request.prompt is not None:
@@ -41,34 +43,36 @@ class Conversations:
             self._latest.popitem(last=False)
 
     def answer(self, call_id: str, answer: Message, finish_reason: str) -> None:
-        """A call is committed."""
+        """Add the answer of a committed call."""
         self._endings[call_id] = finish_reason
         if call_id in self._latest:
             self._latest[call_id] = replace(self._latest[call_id], answer=answer)
 
     def ending(self, call_id: str) -> str:
-        """The finish reason of a call; empty if it is not known."""
+        """The finish reason of a call; empty if unknown."""
         return self._endings.get(call_id, "")
 
     def newest_first(self) -> list[CallConversation]:
-        """What there is to compare a request with."""
+        """The conversations to compare a request with, newest first."""
         return list(reversed(self._latest.values()))
 
 
 def latest(recorded: Sequence[RecordedCall]) -> list[RecordedCall]:
-    """The calls of a session, in order, whose requests `Conversations` would hold after them: the last of
-    each branch.
-    """
+    """The last call of each branch, in order: those whose requests `Conversations` would hold."""
     continued = {call.parent_call_id for call in recorded}
     return [call for call in recorded if call.id not in continued][-_BRANCHES:]
 
 
 @dataclass
 class PolicyContext:
-    """Its tokens, and what a later request is compared with."""
+    """One policy's view of a session: its tokens, and what a later request is compared with.
+
+    Each policy continues only its own answers. What another policy said is context, like a tool's message: it
+    is rendered in this policy's language and never counts as sampled tokens here.
+    """
 
     forest: Forest
-    heads: set[str] = field(default_factory=set)
-    """Digests of every leading part of every request so far."""
+    seen_prefixes: set[str] = field(default_factory=set)
+    """Digests of every prefix of every request so far."""
     conversations: Conversations = field(default_factory=Conversations)
-    """What the latest calls were asked."""
+    """The latest requests."""

@@ -1,4 +1,4 @@
-"""Token ids to text as they arrive. A character whose bytes are spread over tokens appears when it is
+"""Decodes token ids to text as they arrive. A character that spans several tokens appears once it is
 complete.
 """
 
@@ -55,8 +55,8 @@ def _is_byte_level(tokenizer: Tokenizer) -> bool:
 
 
 def _byte_of() -> dict[str, int]:
-    """The letters in which byte-level vocabularies are written: printable Latin-1 as itself, the rest from
-    U+0100 on.
+    """The alphabet of byte-level vocabularies (GPT-2): printable Latin-1 bytes are themselves, the others are
+    mapped to U+0100 and up.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

@@ -1,8 +1,7 @@
-"""Sampled tokens to visible deltas, at a pace: at once, but joined while something was shown less than 20 ms
-ago.
+"""Turns sampled tokens into visible deltas, at most once every 20 ms.
 
-Parsing in larger pieces is cheaper and gives the same answer. Of an answer that nobody streams only the whole
-is parsed.
+Parsing larger pieces is cheaper and gives the same answer. An answer that is not streamed is parsed once, at
+its end.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ COALESCE_S = 0.02
 
 
 class TokenFeed:
-    """Feeds one call's parser and publishes what it says."""
+    """Feeds one call's parser and publishes its deltas."""
 
     def __init__(self, call: Call, parser: Parser) -> None:
         self._call = call
@@ -28,7 +27,7 @@ class TokenFeed:
         self._pending: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
         self._shown_at = -math.inf
-        """When something was last published."""
+        """Loop time of the last publication."""
 
     @property
     def stop_sequence(self) -> str | None:
@@ -37,11 +36,11 @@ class TokenFeed:
 
     @property
     def reasoning_tokens(self) -> int:
-        """How many of the parsed tokens are reasoning: of all, once the answer is finished."""
+        """How many of the tokens parsed so far are reasoning."""
         return self._parser.reasoning_tokens
 
     def add(self, ids: Sequence[int]) -> None:
-        """Take newly sampled tokens."""
+        """Add newly sampled tokens."""
         self._pending.extend(ids)
         if not self._call.request.stream or not self._pending or self._timer is not None:
             return
@@ -53,7 +52,7 @@ class TokenFeed:
             self._flush()
 
     def finish(self) -> Message:
-        """The whole answer; everything it says is published."""
+        """The whole answer. Publishes the deltas that are left."""
         self._flush()
         self._publish(self._parser.flush())
         if rest := self._stop.flush():
@@ -62,7 +61,7 @@ class TokenFeed:
         return replace(message, content=self._stop.cut(message.content))
 
     def close(self) -> None:
-        """Publish no more."""
+        """Publish nothing more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -84,7 +83,7 @@ class TokenFeed:
 
 
 class _StopText:
-    """Text up to the first stop string, which clients do not see. What may be the start of one is held
+    """Cuts text at the first stop string, which clients do not see. Text that may be the start of one is held
     back.
     """
 
@@ -94,10 +93,10 @@ class _StopText:
         self._held = ""
         self._stopped = False
         self.found: str | None = None
-        """The stop string that was met first."""
+        """The stop string that ended the text."""
 
     def feed(self, text: str) -> str:
-        """What of the text so far can be shown and has not been."""
+        """The new text that can be shown."""
         if not self._hold and not self._stops:
             return text
         if self._stopped:
@@ -111,7 +110,7 @@ class _StopText:
         return cut[:shown]
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """The text that was held back, once no more comes."""
         held = self._held
         self._held = ""
         return held

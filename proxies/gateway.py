@@ -1,8 +1,8 @@
-"""The listener that harnesses reach: every dialect's routes, with the session's key as API key or as path
-prefix.
+"""The ASGI application that harnesses reach: every dialect's routes, with the session's key as API key or
+path prefix.
 
-A plain ASGI application: a framework's routing and request objects cost more than everything else the proxy
-does to a request.
+It uses no web framework: the framework's routing and request objects cost more than everything else that the
+proxy does with a request.
 """
 
 import json
@@ -32,7 +32,7 @@ _ROUTES = re.compile(r"/(?P<api>v1|v1beta)/models(?:/(?P<name>.+))?")
 
 @dataclass(frozen=True, slots=True)
 class ModelCards:
-    """Answers `GET /v1/models`, `GET /v1beta/models` and what lies below."""
+    """Answers `GET /v1/models`, `GET /v1beta/models` and the paths below them."""
 
     models: tuple[str, ...]
     max_length: int
@@ -40,19 +40,17 @@ class ModelCards:
     created: int = field(default_factory=lambda: int(time()))
 
     def answer(self, path: str, *, google: bool) -> bytes | None:
-        """The body for a path, for a client of Google's or of the others; None if no models are listed there.
-
-        A name that no policy has is answered with the first one: a harness may look up whichever name it was
-        told.
-        """
-        found = _ROUTES.fullmatch(path)
-        if found is None:
+        """The body for a path, in Google's format or the common one; None if the path lists no models."""
+        match = _ROUTES.fullmatch(path)
+        if match is None:
             return None
-        google = google or found["api"] == "v1beta"
+        google = google or match["api"] == "v1beta"
         card = self._google if google else self._card
-        if found["name"] is not None:
+        # Harnesses look up the model name of their own configuration, so an unknown name gets the first
+        # policy's card and not an error.
+        if match["name"] is not None:
             return json.dumps(
-                card(found["name"] if found["name"] in self.models else self.models[0])
+                card(match["name"] if match["name"] in self.models else self.models[0])
             ).encode()
         cards = [card(model) for model in self.models]
         edges = {"has_more": False, "first_id": self.models[0], "last_id": self.models[-1]}
@@ -61,7 +59,7 @@ class ModelCards:
         ).encode()
 
     def _card(self, model: str) -> dict[str, Any]:
-        """What OpenAI's and Anthropic's clients read, in one."""
+        """A card with the fields that OpenAI's and Anthropic's clients read."""
         card = {"id": model, "object": "model", "created": self.created, "owned_by": "harnessgym"}
         return card | {"type": "model", "display_name": model, "max_model_len": self.max_length}
 
@@ -78,23 +76,23 @@ class ModelCards:
 
 _KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 _REFUSALS = 256
-"""Refused requests of one session that are recorded."""
+"""How many refused requests of one session are recorded."""
 _JSON = {"content-type": "application/json"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What a path addresses."""
+    """A request path, taken apart."""
 
     key: str | None
-    """The key in its `/s/<key>` prefix."""
+    """The key in a `/s/<key>` prefix."""
     path: str
-    """The rest."""
+    """The path without that prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
-    """What serves a route."""
+    """The dialect and purpose of a route."""
 
     dialect: Dialect
     purpose: Purpose
@@ -204,8 +202,10 @@ class Gateway:
             await connection.respond(200, _JSON, dialect.count(self._relay.count(session, request)))
             return
         route = target.path.encode() + b"?" + connection.query
-        said = body if request.identity is None else request.identity.encode("utf-8", "surrogatepass")
-        digest = digest_of(route + b"\n" + digest_of(said).encode())
+        # The digest tells retries from new requests. Some clients write a retry's JSON differently; their
+        # dialects give an identity that both have in common.
+        content = body if request.identity is None else request.identity.encode("utf-8", "surrogatepass")
+        digest = digest_of(route + b"\n" + digest_of(content).encode())
         retry = connection.headers.get("x-stainless-retry-count", "0") not in ("", "0")
         calls = self._relay.calls(
             session, IncomingRequest(dialect.name, request, body, digest, dialect.tool_call_prefix, retry)
@@ -223,17 +223,17 @@ class Gateway:
             ) from None
 
     def _refused(self, session: Session, target: _Target, problem: Problem) -> None:
-        """Record a refused request, as far as a session's share of such events reaches."""
+        """Record a refused request, up to `_REFUSALS` per session."""
         if session.refusals < _REFUSALS:
             session.refusals += 1
-            what = {
+            details = {
                 "session_id": session.row.id,
                 "path": target.path,
                 "problem": problem.kind,
                 "limit": problem.limit,
             }
-            what["message"] = problem.message[:500]
-            self._recorder.happened(EventRow(session.row.rollout_id, "refused_request", what))
+            details["message"] = problem.message[:500]
+            self._recorder.add_event(EventRow(session.row.rollout_id, "refused_request", details))
 
     async def _session(self, key: str | None) -> Session:
         """Raises `RequestProblem` unless the key opens a session."""
@@ -252,19 +252,15 @@ class Gateway:
         endpoint = self._exact.get((method, path))
         if endpoint is not None:
             return endpoint
-        return next(
-            (
-                found
-                for wanted, pattern, found in self._patterns
-                if wanted == method and pattern.fullmatch(path)
-            ),
-            None,
+        matching = (
+            endpoint
+            for route_method, pattern, endpoint in self._patterns
+            if route_method == method and pattern.fullmatch(path)
         )
+        return next(matching, None)
 
     def _dialect_of(self, connection: Connection) -> Dialect:
-        """Whose error shape a client understands that asked for something no dialect has: the one that
-        reads its key.
-        """
+        """The dialect for errors on a path that no dialect has: the one that finds the client's key."""
         for dialect in self._dialects:
             if any(name in connection.headers for name in _KEY_HEADERS) and dialect.secret(
                 connection.headers
@@ -281,7 +277,7 @@ def _target(path: str) -> _Target:
 
 
 def _compile(path: str) -> re.Pattern[str]:
-    """`/models/{model}:generate` matches any one path piece at `{model}`."""
+    """A pattern for a route's path; `{model}` in it matches one path segment."""
     return re.compile(
         "".join("[^/]+" if part.startswith("{") else re.escape(part) for part in re.split(r"(\{\w+\})", path))
     )

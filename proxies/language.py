@@ -1,6 +1,4 @@
-"""A policy's language: how messages become its tokens and its tokens become messages, from one model
-folder.
-"""
+"""A policy's language: turns messages into its tokens and back, as its model folder defines."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,16 +15,16 @@ from proxies.renderers.template import TemplateRenderer
 
 
 class MakeParser(Protocol):
-    """Makes the parser of one answer."""
+    """Creates the parser of one answer."""
 
     def __call__(self, *, call_prefix: str, tools: bool) -> Parser:
-        """`call_prefix` begins the ids of its tool calls; without `tools` tool-call markup is text."""
+        """`call_prefix` is the prefix of tool-call ids. Without `tools`, tool-call markup is text."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyLanguage:
-    """A renderer and parsers that belong together."""
+    """A renderer and the parser that reads its turns."""
 
     renderer: Renderer
     parser: MakeParser
@@ -55,13 +53,13 @@ class PolicyLanguage:
         return cls(rendering, make, rendering.stop_token_ids)
 
     def read(self, ids: TokenIds) -> Message:
-        """What sampled tokens say."""
+        """Sampled tokens as a message."""
         parser = self.parser(call_prefix="call_", tools=True)
         parser.feed(ids)
         return parser.finish()
 
     def write(self, answer: Message | str) -> tuple[int, ...]:
-        """The tokens of a turn that says this, its end included; a string is taken as the policy writes it.
+        """The tokens of an assistant turn, its end included. A string is the turn's raw text, markup and all.
 
         Raises `UpstreamError` for a message that would be read back as another one.
         """
@@ -69,14 +67,13 @@ class PolicyLanguage:
         if ids is None or (isinstance(answer, Message) and not _says(self.read(ids), answer)):
             raise UpstreamError(
                 "The answer cannot be written in the policy's language: its chat template leaves out a part "
-                "of it, "
-                "or its text would be read as markup. Give it as text or as token ids of the policy."
+                "of it, or its text would be read as markup. Give it as text or as token ids of the policy."
             )
         return tuple(ids)
 
 
 def _says(message: Message, other: Message) -> bool:
-    """Whether two messages say the same, but for whitespace at the ends of texts."""
-    texts = [(said.content.strip(), said.reasoning.strip()) for said in (message, other)]
-    calls = [[(call.name, call.parsed) for call in said.tool_calls] for said in (message, other)]
+    """Whether two messages are equal up to whitespace around their texts."""
+    texts = [(each.content.strip(), each.reasoning.strip()) for each in (message, other)]
+    calls = [[(call.name, call.parsed) for call in each.tool_calls] for each in (message, other)]
     return texts[0] == texts[1] and calls[0] == calls[1]

@@ -1,11 +1,10 @@
-"""Which agent of a session speaks: told by its harness in headers where it does, by what its calls say
-elsewhere.
+"""Attributes a session's calls to agents: by the harness's headers if it sends any, otherwise by content.
 
-A call that continues another's tokens is of that call's agent. One that continues nothing is of the agent
-that has its system text (without one: its tools), or of a new one. Dates, ids, counts and working directories
-in these texts do not count, nor does the order of the tools. The parent of a new agent is the one whose
-answer is the last in its history: that agent handed over. Without such an answer it is the agent that waits
-for a tool result, if only one does.
+A call that continues another call's tokens belongs to that call's agent. A call that continues nothing
+belongs to the agent with its system text (without one: its tools), or to a new agent. Dates, ids, counts and
+working directories in these texts are ignored, and so is the order of the tools. The parent of a new agent is
+the agent whose answer is the last in its history: that agent handed over. Without such an answer it is the
+agent that waits for a tool result, if there is exactly one.
 """
 
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ _MAIN = "main"
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """What a request says of the agent it comes from."""
+    """The agent that a request claims to come from."""
 
     key: str
     parent: str | None = None
@@ -31,9 +30,8 @@ class Lineage:
     name: str = ""
 
 
-def told(headers: Mapping[str, str]) -> Lineage | None:
-    """What the headers of a harness that names its agents say; None for one that does not. Names are lower
-    case.
+def agent_from_headers(headers: Mapping[str, str]) -> Lineage | None:
+    """The agent in a harness's headers (lower-case names); None if the harness does not name its agents.
 
     Codex: `thread-id`, `x-codex-parent-thread-id`. Claude Code: `x-claude-code-agent-id`, which its main
     agent lacks. OpenCode: `x-session-id`, `x-parent-session-id`.
@@ -51,28 +49,28 @@ def told(headers: Mapping[str, str]) -> Lineage | None:
 
 @dataclass
 class Lineages:
-    """The agents of one session, and which of its calls is whose."""
+    """The agents of one session, and the agent of each call."""
 
     rollout_id: str
     session_id: str
     agents: dict[str, AgentRow] = field(default_factory=dict)
     """By key."""
     of_call: dict[str, str] = field(default_factory=dict)
-    """Call to agent, by id."""
+    """Call id to agent id."""
     waiting: set[str] = field(default_factory=set)
-    """Agents whose last answer called tools and who have not come back since."""
-    _said: dict[str, str | None] = field(default_factory=dict)
-    """Answer, as clients may send it back, to the agent that gave it; None if several did."""
+    """Agents whose last answer called tools and that have sent no request since."""
+    _speakers: dict[str, str | None] = field(default_factory=dict)
+    """Answer, in the form that clients send back, to the agent that gave it; None if several gave it."""
     _keys: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Keys of agents by the exact system text and tools that they were made of."""
+    """Keys of agents, cached by the exact system text and tools."""
 
     def attribute(
         self, request: ModelRequest, parent_call: str | None, context: str
     ) -> tuple[AgentRow, bool]:
-        """The agent of a request that continues `parent_call`, and whether it is new. `context` is a
-        digest of its tools.
+        """The agent of a request that continues `parent_call`, and whether it is new. `context` is the digest
+        of its tools.
         """
-        lineage = told(request.headers)
+        lineage = agent_from_headers(request.headers)
         if lineage is not None:
             return self._known(lineage.key) or self._new(lineage, self._id_of(lineage.parent), "header")
         inherited = self.of_call.get(parent_call or "")
@@ -82,23 +80,23 @@ class Lineages:
         return self._known(key) or self._new(Lineage(key), self._starter(request), "content")
 
     def begin(self, agent: AgentRow, call_id: str) -> None:
-        """A call of an agent begins."""
+        """Add a call of an agent."""
         self.agents[agent.key] = agent
         self.of_call[call_id] = agent.id
         self.waiting.discard(agent.id)
 
     def end(self, call_id: str, answer: Message) -> None:
-        """A call is committed."""
+        """Add the answer of a committed call."""
         agent = self.of_call.get(call_id)
         if agent is None:
             return
         if answer.tool_calls:
             self.waiting.add(agent)
-        said = _spoken(answer)
-        self._said[said] = agent if self._said.get(said, agent) == agent else None
+        spoken = _spoken(answer)
+        self._speakers[spoken] = agent if self._speakers.get(spoken, agent) == agent else None
 
     def _key(self, request: ModelRequest, context: str) -> str:
-        """What tells a request's agent from others: its system text, or its tools if it has none."""
+        """The key of a request's agent: its system text, or its tools if it has none."""
         frame = _frame(request)
         exact = (frame.digest, context)
         if exact not in self._keys:
@@ -107,10 +105,12 @@ class Lineages:
         return self._keys[exact]
 
     def _starter(self, request: ModelRequest) -> str | None:
-        """The agent that a new one comes from, if that can be told."""
+        """The parent of a new agent, if it is unambiguous."""
         answers = (message for message in reversed(request.messages) if message.role == "assistant")
-        handing = next((agent for answer in answers if (agent := self._said.get(_spoken(answer)))), None)
-        return handing or (next(iter(self.waiting)) if len(self.waiting) == 1 else None)
+        handing_over = next(
+            (agent for answer in answers if (agent := self._speakers.get(_spoken(answer)))), None
+        )
+        return handing_over or (next(iter(self.waiting)) if len(self.waiting) == 1 else None)
 
     def _known(self, key: str) -> tuple[AgentRow, bool] | None:
         agent = self.agents.get(key)
@@ -132,10 +132,10 @@ def _frame(request: ModelRequest) -> Message:
 
 
 def _tools(request: ModelRequest) -> list[list[str]]:
-    """Names and texts of the tools, in no order."""
+    """Names and specifications of the tools, sorted."""
     return sorted([tool.name, without_volatile(canonical_json(tool.to_template()))] for tool in request.tools)
 
 
 def _spoken(answer: Message) -> str:
-    """What the forms have in common in which clients send an answer back."""
+    """A digest of an answer that is equal for all forms in which clients send it back."""
     return replace(replay_form(answer), reasoning="").digest

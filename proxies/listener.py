@@ -13,10 +13,8 @@ _BACKLOG = 1_024
 def listen(
     fd: int | None, uds: Path | None, host: str, port: int | None, *, mode: int = 0o600
 ) -> socket.socket | None:
-    """The first of an inherited socket, a unix socket (made with file mode `mode`) and a TCP port that is
-    given; else None.
-
-    Raises `ConfigError` if it cannot be had.
+    """The first one given of an inherited socket, a unix socket (with file mode `mode`) and a TCP port, else
+    None. Raises `ConfigError` if it cannot listen.
     """
     if fd is not None:
         return socket.socket(fileno=fd)
@@ -24,8 +22,8 @@ def listen(
         return _listen_unix(uds, mode)
     if port is None:
         return None
-    # The protocol must be named: asyncio switches Nagle's algorithm off (40 ms a reply) only for sockets that
-    # say they are TCP.
+    # The protocol must be named: asyncio turns off Nagle's algorithm (40 ms per reply) only for sockets whose
+    # protocol is IPPROTO_TCP.
     listener = socket.socket(
         socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
     )

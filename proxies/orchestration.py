@@ -1,8 +1,7 @@
-"""What a session's traffic says of its agents, live: requests and answers become events and edges, written
-along with them.
+"""Tracks a session's agents live: requests and answers become events and edges, written along with the calls.
 
-Whose a request is, is told by `lineage`; except that agents of one description which run beside each other,
-as parallel workers do, are told apart here: by the tool call that started each.
+`lineage` attributes a request to an agent. Only agents with the same description that run side by side, such
+as parallel workers, are distinguished here: by the tool call that started each.
 """
 
 import time
@@ -26,7 +25,7 @@ from proxies.lineage import Lineages
 
 
 def write(conn: Connection, rows: OrchestrationRows | None) -> None:
-    """Write what happened. The call that it is of, and its agent, are there."""
+    """Write events and edges. Their calls and agents must be stored already."""
     if rows is None:
         return
     if rows.events:
@@ -37,32 +36,30 @@ def write(conn: Connection, rows: OrchestrationRows | None) -> None:
 
 @dataclass
 class OrchestrationTracker:
-    """One session's."""
+    """The orchestration of one session."""
 
     machine: SessionOrchestration
     _speakers: dict[str, str] = field(default_factory=dict)
-    """Digests of leading parts of conversations, up to answers too, to the agent that had them last."""
+    """Digests of conversation prefixes, those that end in an answer too, to the agent that had them last."""
     _last: dict[str, str] = field(default_factory=dict)
-    """Agent to the digest of what it asked last."""
+    """Agent to the digest of its last request."""
     _sealed: OrchestrationRows | None = None
 
     @classmethod
     def load(
         cls,
         rollout_id: str,
-        happened: Sequence[EventRow],
+        stored_events: Sequence[EventRow],
         recorded: Sequence[RecordedCall],
         agents: Sequence[AgentRow],
         answers: Mapping[str, Message],
     ) -> "OrchestrationTracker":
-        """A session's traffic as the store has it: its rollout's events, its calls, its agents, its
-        answers by call.
-        """
+        """Restore a tracker from a rollout's events and a session's calls, agents and answers by call id."""
         parents = {agent.id: agent.parent_agent_id for agent in agents}
         ours = {call.id for call in recorded}
         own = [
             event
-            for event in happened
+            for event in stored_events
             if event.source == "proxy"
             and (event.agent_id in parents or (event.kind == "llm_call" and event.id in ours))
         ]
@@ -77,14 +74,14 @@ class OrchestrationTracker:
             )
             for call in recorded
         ]
-        traffic = cls(recall(rollout_id, own, calls))
+        tracker = cls(recall(rollout_id, own, calls))
         for call in recorded:
             if call.agent_id is not None:
-                traffic._speakers[call.chain_digest] = call.agent_id
-                traffic._last[call.agent_id] = call.chain_digest
+                tracker._speakers[call.chain_digest] = call.agent_id
+                tracker._last[call.agent_id] = call.chain_digest
                 if call.answer_digest is not None:
-                    traffic._speakers[call.answer_digest] = call.agent_id
-        return traffic
+                    tracker._speakers[call.answer_digest] = call.agent_id
+        return tracker
 
     def attribute(
         self,
@@ -94,12 +91,12 @@ class OrchestrationTracker:
         context: str,
         chain: Sequence[str],
     ) -> tuple[AgentRow, bool]:
-        """The agent of a request, and whether it is new. `chain`: digests of the leading parts of its
-        messages.
-        """
+        """The agent of a request, and whether it is new. `chain` has its messages' prefix digests."""
         agent, new = lineages.attribute(request, parent_call, context)
         if new or agent.evidence == "header" or parent_call in lineages.of_call:
             return agent, new
+        # Parallel workers share system text and tools, so `lineage` sees one agent. A conversation that has
+        # answers belongs to whoever gave them; one without is a new worker if a tool call expects it.
         alike = {other.id: other for other in lineages.agents.values() if other.key.startswith(agent.key)}
         if any(message.role == "assistant" for message in request.messages):
             at = self._known(chain)
@@ -115,7 +112,7 @@ class OrchestrationTracker:
     def asked(
         self, call: Call, intent: CallIntent, agent: AgentRow | None, chain: Sequence[str], *, fresh: bool
     ) -> OrchestrationRows:
-        """A call begins. `chain` as in `attribute`."""
+        """Add a call that begins. `chain` is that of `attribute`."""
         t = _made_at(call.id)
         if agent is None:
             return self.machine.request(AgentRequest(call.id, t, intent.kind, intent.side_call))
@@ -146,24 +143,26 @@ class OrchestrationTracker:
     def answered(
         self, call_id: str, agent_id: str | None, answer: Message, finish_reason: str, digest: str
     ) -> OrchestrationRows | None:
-        """A call is about to be committed. `digest`: of its conversation with the answer."""
+        """Add the answer of a call that is about to be committed. `digest` is that of its conversation with
+        the answer.
+        """
         if agent_id is None:
             return None
         self._speakers[digest] = agent_id
         return self.machine.answer(call_id, time.time(), answer, finish_reason)
 
     def failed(self, call_id: str) -> None:
-        """A call ends without an answer on which anybody could act."""
+        """Note that a call ends without an answer on which a client can act."""
         self.machine.failed(call_id)
 
     def sealed(self) -> OrchestrationRows:
-        """Nothing follows. The same whenever it is asked."""
+        """The rows of the session's end. Repeated calls return the same rows."""
         if self._sealed is None:
             self._sealed = self.machine.seal(time.time())
         return self._sealed
 
     def _known(self, chain: Sequence[str]) -> int:
-        """How many leading messages of a conversation were there before."""
+        """How many leading messages of a conversation were seen before."""
         at = len(chain)
         while at and chain[at - 1] not in self._speakers:
             at -= 1

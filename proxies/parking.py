@@ -1,9 +1,9 @@
-"""The control routes by which parked calls are seen and answered.
+"""The control routes for parked calls: read a pending call, answer it.
 
-`GET /control/sessions/{id}/pending?timeout_s=20&after=0` waits for a call and gives its messages, tools and
-prompt token ids. Without `after` it is the oldest that waits, with it the oldest whose ordinal is greater, so
-that calls of several agents can be answered side by side. Asking again gives the same call until it is
-answered. `POST /control/sessions/{id}/answer` answers one.
+`GET /control/sessions/{id}/pending?timeout_s=20&after=0` waits for a call and returns its messages, tools and
+prompt token ids. Without `after` it is the oldest pending call, with it the oldest whose ordinal is greater,
+so that calls of several agents can be answered side by side. The same call is returned until it is answered.
+`POST /control/sessions/{id}/answer` answers one.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class ParkedAnswer(BaseModel, extra="forbid"):
     tool_calls: list[ParkedToolCall] = Field(default_factory=list)
 
     def message(self) -> Message:
-        """The same as a message. Ids of its calls are minted when it is read back from tokens."""
+        """The answer as a message. Its tool-call ids are assigned when it is read back from tokens."""
         calls = (
             ToolCall(
                 "",
@@ -58,10 +58,10 @@ class PostedAnswer(BaseModel, extra="forbid"):
 
     call_id: str
     text: str | None = None
-    """As the policy would write it, markup and all, without its end of turn."""
+    """The turn as the policy would write it, markup and all, without its end of turn."""
     message: ParkedAnswer | None = None
     token_ids: tuple[int, ...] | None = None
-    """Tokens of the policy, end of turn included."""
+    """Tokens of the policy, the end of turn included."""
     logprobs: tuple[float, ...] | None = None
     """One per token id, of the distribution that was sampled from. Without them the answer is never
     trained on."""
@@ -71,10 +71,10 @@ class PostedAnswer(BaseModel, extra="forbid"):
 
     @model_validator(mode="after")
     def _consistent(self) -> "PostedAnswer":
-        given = [name for name in ("text", "message", "token_ids") if getattr(self, name) is not None]
-        if len(given) != 1:
+        forms = [name for name in ("text", "message", "token_ids") if getattr(self, name) is not None]
+        if len(forms) != 1:
             raise ValueError(
-                f"give exactly one of text, message and token_ids, not {', '.join(given) or 'none'}"
+                f"give exactly one of text, message and token_ids, not {', '.join(forms) or 'none'}"
             )
         if self.token_ids is not None and (
             not self.token_ids or not all(0 <= token < 1 << 31 for token in self.token_ids)
@@ -91,10 +91,10 @@ class PostedAnswer(BaseModel, extra="forbid"):
         return self
 
     def answer(self) -> TextAnswer:
-        """The same as the relay takes it."""
-        said = self.token_ids or (self.message.message() if self.message is not None else self.text)
-        assert said is not None
-        return TextAnswer(said, self.logprobs, self.version or 0, self.finish_reason)
+        """The answer as the relay takes it."""
+        content = self.token_ids or (self.message.message() if self.message is not None else self.text)
+        assert content is not None
+        return TextAnswer(content, self.logprobs, self.version or 0, self.finish_reason)
 
 
 class Parking:
@@ -105,8 +105,8 @@ class Parking:
         self._parked = parked
 
     async def pending(self, request: Request) -> JSONResponse:
-        """The next call that waits: `{"pending": {...} or null, "waiting": how many, "sealed": whether
-        none can come}`.
+        """The next pending call: `{"pending": {...} or null, "waiting": number of pending calls, "sealed":
+        true if none can come}`.
         """
         session_id = request.path_params["id"]
         session = await self._sessions.by_id(session_id)
@@ -117,10 +117,10 @@ class Parking:
         deadline = asyncio.get_running_loop().time() + min(timeout_s, _MOST_S)
         while True:
             waiting = self._parked.waiting(session_id)
-            found = next((call for call in waiting if call.ordinal > after), None)
+            call = next((call for call in waiting if call.ordinal > after), None)
             left = deadline - asyncio.get_running_loop().time()
-            if found is not None or session.sealed or left <= 0:
-                shown = None if found is None else _shown(found)
+            if call is not None or session.sealed or left <= 0:
+                shown = None if call is None else _shown(call)
                 return JSONResponse({"pending": shown, "waiting": len(waiting), "sealed": session.sealed})
             await self._parked.news(left)
 
@@ -132,7 +132,8 @@ class Parking:
             return _missing(session_id)
         if not self._parked.answer(session_id, posted.call_id, posted.answer()):
             raise ProxyError(
-                f"Call {posted.call_id} is not pending: it has ended, or it is not of session {session_id}."
+                f"Call {posted.call_id} is not pending: it has ended, or belongs to another session than "
+                f"{session_id}."
             )
         return JSONResponse({})
 

@@ -1,4 +1,4 @@
-"""The contract of a parser: sampled token ids to content, reasoning and tool calls, as they arrive."""
+"""The contract of a parser, which turns sampled token ids into content, reasoning and tool calls."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,10 +10,10 @@ ParsedDelta = TextDelta | ReasoningDelta | ToolCallDelta
 
 
 class Parser(Protocol):
-    """One sampled turn. For any split of its ids into chunks the deltas concatenate to the parse of the
-    whole.
+    """The parser of one sampled turn. However its ids are split into chunks, the deltas concatenate to the
+    parse of the whole.
 
-    What does not parse is returned as text, verbatim, and counted; nothing is repaired.
+    Markup that does not parse is returned verbatim as text and counted; nothing is repaired.
     """
 
     unparsed: int
@@ -21,22 +21,22 @@ class Parser(Protocol):
 
     @property
     def reasoning_tokens(self) -> int:
-        """How many of the tokens so far stand between the delimiters of the reasoning.
+        """The number of tokens so far between the reasoning delimiters.
 
-        Delimiters do not count, so that it makes no difference whether the prompt or the policy wrote the
-        first one. A token that holds a piece of one and a piece of the reasoning counts; tokens that end the
-        turn do not.
+        The delimiters do not count, so it makes no difference whether the prompt or the policy wrote the
+        opening one. A token with a part of a delimiter and a part of the reasoning counts; tokens that end
+        the turn do not.
         """
         ...
 
     def feed(self, ids: Sequence[int]) -> list[ParsedDelta]:
-        """What these tokens complete."""
+        """The deltas that these tokens complete."""
         ...
 
     def flush(self) -> list[ParsedDelta]:
-        """What was held back, when no more tokens come. Later calls return nothing."""
+        """The deltas that were held back, once no more tokens come. Later calls return nothing."""
         ...
 
     def finish(self) -> Message:
-        """The whole turn; flushes if that has not been done."""
+        """The whole turn; flushes first if necessary."""
         ...

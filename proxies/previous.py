@@ -1,4 +1,4 @@
-"""Conversations that a request continues by the id of an earlier answer instead of sending them again."""
+"""Requests that continue an earlier answer by its id instead of sending the conversation again."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -23,8 +23,8 @@ def call_of(response_id: str) -> str:
 
 
 def not_found(response_id: str) -> RequestProblem:
-    """There is no such earlier answer: OpenAI's own sentence, on which harnesses fall back to sending
-    everything.
+    """The problem of an unknown earlier answer. The wording is OpenAI's: harnesses that see it send the whole
+    conversation again.
     """
     detail = f"Previous response with id '{response_id}' not found."
     return RequestProblem(Problem("malformed", detail, code="previous_response_not_found"))
@@ -33,8 +33,10 @@ def not_found(response_id: str) -> RequestProblem:
 async def whole(
     request: ModelRequest, earlier_of: Callable[[str], Awaitable[tuple[ModelRequest, Message]]]
 ) -> ModelRequest:
-    """A request with the whole conversation in it. `earlier_of` gives a call's request, which may have an
-    earlier one itself, and its answer; it raises `RequestProblem` if there is none.
+    """A request with the whole conversation in it.
+
+    `earlier_of` returns the request and answer of a call; that request may continue an earlier one itself. It
+    raises `RequestProblem` if there is no such call.
     """
     later: list[tuple[ModelRequest, Message | None]] = [(request, None)]
     while (previous := later[-1][0].previous) is not None:
@@ -49,11 +51,11 @@ async def whole(
 
 
 def joined(earlier: ModelRequest, answer: Message, request: ModelRequest) -> ModelRequest:
-    """The whole conversation that `request` continues: what was asked earlier, the answer to it, what is new.
+    """The whole conversation that `request` continues: the earlier request, its answer, the new messages.
 
-    Instructions hold for one request only: those of `earlier` are left out and those of `request` stand in
-    front. So do demands that were put to the policy in words. Everything but the messages is the new
-    request's own. `earlier` must be whole itself.
+    Instructions hold for one request only: those of `earlier` are left out and those of `request` come first.
+    The same holds for constraints that were put to the policy in words. Everything but the messages is taken
+    from the new request. `earlier` must be whole itself.
     """
     old = earlier.said[1:] if earlier.instructions else earlier.said
     front, new = (

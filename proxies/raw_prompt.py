@@ -47,9 +47,11 @@ class RawPrompts:
         self._texts: dict[str, bytes] = {}
         self._kept = 0
 
-    def prompt(self, forest: Forest, heads: Collection[str], request: ModelRequest, history: str) -> Prompt:
-        """The prompt of a raw request. `heads` are the digests of earlier requests. Raises `RequestProblem`
-        for an empty one.
+    def prompt(
+        self, forest: Forest, seen_prefixes: Collection[str], request: ModelRequest, history: str
+    ) -> Prompt:
+        """The prompt of a raw request. `seen_prefixes` has the digests of earlier requests. Raises
+        `RequestProblem` for an empty one.
 
         Token ids are used as they are. A text whose answer ended on a token that the text leaves out
         continues without that token: it keeps the other sampled ones, but the call it continues is not its
@@ -66,9 +68,10 @@ class RawPrompts:
         parent = forest.find_prefix(ids)
         added = ids if parent is None else ids[forest.length(parent.segment_id) :]
         if start is not None and start.unended:
-            detail = f"the prompt leaves out the token that ended the answer of call {forest.call_of(start.segment_id)}"
+            call_id = forest.call_of(start.segment_id)
+            detail = f"the prompt leaves out the token that ended the answer of call {call_id}"
             return Prompt(ids, parent, added, Break("edited_history", detail))
-        if parent is None and heads and raw_chain(request.prompt)[0] not in heads:
+        if parent is None and seen_prefixes and raw_chain(request.prompt)[0] not in seen_prefixes:
             return Prompt(ids, None, ids, Break("new_root", "no earlier prompt and answer begin this prompt"))
         return Prompt(ids, parent, added, None)
 

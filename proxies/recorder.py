@@ -1,7 +1,7 @@
-"""What the proxy writes to the store, and when it may wait for it.
+"""Writes calls to the store, and decides which writes are waited for.
 
-An intent is queued before the engine is asked, an outcome is awaited before a harness can act; how an answer
-was delivered is noted in passing and shares a later transaction.
+A call's intent is queued before the engine is asked. Its outcome is awaited before the harness can act on the
+answer. Delivery notes are not awaited: they share a later transaction.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from proxies.reading import ReadBody, split_of
 T = TypeVar("T")
 Delivery = Literal["delivered", "acknowledged", "undelivered"]
 _LINGER_S = 0.05
-"""How long a delivery note waits for a transaction that it can share. Nothing waits for a note."""
+"""How long a delivery note waits for a transaction that it can share."""
 
 
 class Recorder:
@@ -41,62 +41,70 @@ class Recorder:
         segment: Segment | None,
         body: bytes,
         agent: AgentRow | None = None,
-        happened: OrchestrationRows | None = None,
+        rows: OrchestrationRows | None = None,
     ) -> "Future[None]":
-        """Queue a call's intent with its new prompt tokens, its request body, its new agent and what happened
-        with it; all become durable together.
+        """Queue a call's intent with its new prompt tokens, request body, new agent and orchestration rows.
+        All become durable in one transaction.
         """
 
         def work(conn: Connection) -> None:
+            # The agent first: the call's row and the orchestration rows refer to it.
             if agent is not None:
                 agents.add(conn, agent)
             calls.intend(conn, intent, segment, split)
-            orchestration.write(conn, happened)
+            orchestration.write(conn, rows)
 
+        # Split here and not in `work`: the store's one writer thread should only write, and may have to run
+        # `work` again.
         split = split_of(body)
         intended = self._submit(work)
         if isinstance(body, ReadBody):
             intended.add_done_callback(partial(body.stored, intent.id))
         return intended
 
-    def happened(self, event: EventRow) -> None:
-        """Queue an event. Nothing waits for it."""
+    def add_event(self, event: EventRow) -> None:
+        """Queue an event without waiting for it."""
         self._submit(lambda conn: events.add(conn, event))
 
     async def finish(
-        self, outcome: CallOutcome, happened: OrchestrationRows | None, intended: "Future[None]"
+        self, outcome: CallOutcome, rows: OrchestrationRows | None, intended: "Future[None]"
     ) -> None:
-        """Commit a call's tokens and outcome, with what it decided. Its intent is queued, but need not be
+        """Commit a call's tokens, outcome and orchestration rows. Its intent must be queued, but need not be
         committed yet.
 
-        Raises `StoreError` if the store refused one of them, `StoreUnavailable` if for now; whether it has
-        the outcome is then not known.
+        Raises `StoreError` if the store refused the intent or the outcome. Raises `StoreUnavailable` if the
+        store cannot be reached; the outcome may or may not be stored then.
         """
 
         def work(conn: Connection) -> None:
             calls.finish(conn, outcome)
-            orchestration.write(conn, happened)
+            orchestration.write(conn, rows)
 
         if intended.done():
             intended.result()
             await self.wait(self._submit(work))
             return
+        # The store's queue is first in, first out, so the outcome normally lands right behind its intent
+        # and need not wait for it.
         try:
             await self.wait(self._submit(work))
         except StoreUnavailable:
             raise
         except StoreError:
-            await self.wait(
-                intended
-            )  # one that the database undid is tried again behind what was queued after it
+            # The order can be reversed: when the database rolls an intent back, it is retried behind work
+            # that was queued after it. The outcome then has no row to update, so write it again once the
+            # intent is committed.
+            await self.wait(intended)
             await self.wait(self._submit(work))
 
     async def fail(self, call_id: str, error: str) -> None:
-        """Commit that a call failed."""
+        """Commit the failure of a call."""
         await self.wait(self._submit(lambda conn: calls.fail(conn, call_id, error)))
 
     def note(self, call_id: str, delivery: Delivery) -> None:
-        """Note how far an answer came. An acknowledgement outweighs a delivery, that its absence."""
+        """Note how far an answer came: the strongest of undelivered, delivered, acknowledged is kept."""
+        # A later request can acknowledge an answer before its own connection reports the delivery, so notes
+        # arrive in any order and must never weaken one another.
         order = ("undelivered", "delivered", "acknowledged")
         known = self._notes.get(call_id, delivery)
         self._notes[call_id] = max(known, delivery, key=order.index)
@@ -104,22 +112,24 @@ class Recorder:
             self._timer = asyncio.get_running_loop().call_later(_LINGER_S, self.flush)
 
     def flush(self) -> None:
-        """Queue the notes."""
+        """Queue the pending notes."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._submit_notes()
 
     async def write(self, work: Work[T]) -> T:
-        """Commit anything else."""
+        """Commit any other work."""
         return await self.wait(self._submit(work))
 
     @staticmethod
     async def wait(future: "Future[T]") -> T:
-        """Wait for a commit. Raises `StoreError` if the store refused."""
+        """Wait for a commit. Raises `StoreError` if the store refused it."""
+        # Shielded: a client that leaves must not cancel a write that the store has begun.
         return await asyncio.shield(asyncio.wrap_future(future))
 
     def _submit(self, work: Work[T]) -> "Future[T]":
+        # Notes go first: they are about calls that were queued earlier, and so share this transaction.
         self._submit_notes()
         return self._store.submit(work)
 
@@ -130,7 +140,7 @@ class Recorder:
             self._store.submit(
                 partial(
                     calls.observe,
-                    call_ids=[key for key, found in notes.items() if found == delivery],
+                    call_ids=[call_id for call_id, noted in notes.items() if noted == delivery],
                     status=delivery,
                 )
             )

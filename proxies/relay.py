@@ -1,7 +1,7 @@
-"""From a request to a committed call: continue the session, write the intent, sample, commit, settle.
+"""Turns a request into a committed call: continue the session, write the intent, sample, commit, settle.
 
-A call is a task of its own. Clients listen to it; they may leave and come back without it noticing, except
-that a call to which nobody listens ends after a grace time.
+Each call is a task of its own, to which clients listen. A client may leave and come back without affecting
+the call; a call without any listener ends after a grace time.
 """
 
 import asyncio
@@ -47,11 +47,11 @@ from proxies.upstream import TextRefusal
 from proxies.workers import WorkerTable
 
 BUILT_IN = (SideCallRule(kind="side", name="quota probe", no_tools=True, max_tokens=1),)
-"""Rules that hold for every harness, after its own."""
+"""Side-call rules of every harness, tried after its own."""
 
 
 def classify(request: ModelRequest, rules: Sequence[SideCallRule]) -> SideCallRule | None:
-    """The first rule that a request meets; None for the policy's own calls."""
+    """The first rule that matches a request; None for the policy's own calls."""
     return next((rule for rule in (*rules, *BUILT_IN) if _meets(request, rule)), None)
 
 
@@ -83,7 +83,7 @@ _MEMBERS = {kind: tuple(field.name for field in fields(kind)) for kind in (Sampl
 
 @dataclass(frozen=True, slots=True)
 class RelayLimits:
-    """What the relay holds every call to."""
+    """Limits on every call of a relay."""
 
     model: str
     run_id: str
@@ -91,24 +91,24 @@ class RelayLimits:
     """Prompt and completion together, in tokens."""
     max_in_flight: int
     grace_s: float
-    """How long a call runs on after its last client left."""
+    """How long a call keeps running after its last client left."""
     max_body: int = 64 << 20
-    """Bytes of a request's body."""
+    """Maximum size of a request's body, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class IncomingRequest:
-    """A request as it came in."""
+    """A request as a client sent it."""
 
     protocol: str
     request: ModelRequest
     body: bytes
     digest: str
-    """Of route and body."""
+    """Digest of route and body."""
     call_prefix: str
-    """How the protocol begins ids of tool calls."""
+    """Prefix of the protocol's tool-call ids."""
     retry: bool
-    """Whether the client says that it asks again."""
+    """Whether the client declares this request a retry."""
 
 
 class Relay:
@@ -126,40 +126,39 @@ class Relay:
         self.started = 0
         self.tokens = 0
 
-    def calls(self, session: Session, arrival: IncomingRequest) -> list[Call]:
-        """The calls that answer a request, one per sibling: earlier ones if this is their retry, otherwise
-        new ones.
-
-        Raises `RequestProblem` when there can be none. Awaits nothing, so that calls of a session are ordered
-        as they came.
+    def calls(self, session: Session, incoming: IncomingRequest) -> list[Call]:
+        """The calls that answer a request, one per sibling: the earlier ones if it is a retry, otherwise new
+        ones. Raises `RequestProblem` if the request is refused.
         """
+        # Nothing here awaits. From these checks to the queued intent no other request of the session can
+        # come between, so ordinals, limits and the forest need no lock.
         if session.sealed:
             raise RequestProblem(
                 Problem("sealed", "This session was sealed while the request was read. Do not retry.")
             )
         if session.stale:
             detail = (
-                "A write of this session failed; it is read again from the store once its calls have ended."
+                "A write of this session failed. It is loaded from the store again once its calls have ended."
             )
             raise RequestProblem(Problem("unavailable", detail, retry_after_s=1.0))
         siblings = [
-            arrival,
-            *(replace(arrival, digest=f"{arrival.digest}:{n}") for n in range(1, arrival.request.n)),
+            incoming,
+            *(replace(incoming, digest=f"{incoming.digest}:{n}") for n in range(1, incoming.request.n)),
         ]
-        earlier = [session.rejoin(sibling.digest, retry=arrival.retry) for sibling in siblings]
+        earlier = [session.rejoin(sibling.digest, retry=incoming.retry) for sibling in siblings]
         self._check_room(session, earlier)
-        arrival = replace(arrival, request=self._constrained(session, arrival.request))
-        siblings = [replace(sibling, request=arrival.request) for sibling in siblings]
+        incoming = replace(incoming, request=self._constrained(session, incoming.request))
+        siblings = [replace(sibling, request=incoming.request) for sibling in siblings]
         return [
             self._answer(session, sibling, known) for sibling, known in zip(siblings, earlier, strict=True)
         ]
 
     def count(self, session: Session, request: ModelRequest) -> int:
-        """How many tokens a request's prompt has. Nothing is recorded. Raises `RequestProblem`."""
+        """The number of tokens of a request's prompt. Records nothing. Raises `RequestProblem`."""
         request = self._constrained(session, request)
         policy = self.policies.named(request.model)
-        strand = session.strand(policy.id)
-        return len(self._prompt(session, policy, request, self._chain(strand, request)).ids)
+        policy_context = session.policy_context(policy.id)
+        return len(self._prompt(session, policy, request, self._chain(policy_context, request)).ids)
 
     def _constrained(self, session: Session, request: ModelRequest) -> ModelRequest:
         if self.workers.speaks(session.options.upstream):
@@ -167,7 +166,7 @@ class Relay:
         return constrained(request, session.options.constraints)
 
     async def close(self, sessions: Sequence[Session]) -> None:
-        """Interrupt every call and wait until what it has is recorded."""
+        """Interrupt every call and wait until its tokens so far are recorded."""
         tasks = [call.task for session in sessions for call in session.live.values() if call.task is not None]
         for session in sessions:
             for call in list(session.live.values()):
@@ -175,7 +174,9 @@ class Relay:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _check_room(self, session: Session, earlier: Sequence[Call | RecordedCall | None]) -> None:
-        """Raises `RequestProblem` if the calls that are to be sampled exceed a limit."""
+        """Raises `RequestProblem` if the calls that must be sampled exceed a limit."""
+        # A resumed intent is sampled, so it counts as load; but it has its ordinal already, so it does not
+        # count against the session's limits again.
         sampled = sum(
             not isinstance(known, Call) and (known is None or known.completion_segment is None)
             for known in earlier
@@ -190,61 +191,74 @@ class Relay:
             raise RequestProblem(reached)
 
     def _answer(
-        self, session: Session, arrival: IncomingRequest, earlier: Call | RecordedCall | None
+        self, session: Session, incoming: IncomingRequest, earlier: Call | RecordedCall | None
     ) -> Call:
         if isinstance(earlier, Call):
             return earlier
         if earlier is None:
-            return self._start(session, arrival)
+            return self._start(session, incoming)
         resume = self._resume if earlier.completion_segment is None else self._restore
-        return resume(session, arrival, earlier)
+        return resume(session, incoming, earlier)
 
     @staticmethod
-    def _chain(strand: PolicyContext, request: ModelRequest) -> list[str]:
+    def _chain(policy_context: PolicyContext, request: ModelRequest) -> list[str]:
         if request.prompt is not None:
             return raw_chain(request.prompt)
-        return strand.forest.chain(context_digest(request.tools), request.messages)
+        return policy_context.forest.chain(context_digest(request.tools), request.messages)
 
     def _prompt(
         self, session: Session, policy: ServedPolicy, request: ModelRequest, chain: Sequence[str]
     ) -> Prompt:
-        strand = session.strand(policy.id)
+        policy_context = session.policy_context(policy.id)
         history = session.row.history
         if not policy.language.sees_images and not self.workers.speaks(session.options.upstream):
-            answered = strand.forest.attach(chain)  # what is before an answer was looked at when it came
+            # The messages before a recorded answer were checked when their own request came.
+            answered = policy_context.forest.attach(chain)
             refuse_images(request.messages[0 if answered is None else answered.matched :])
         if request.prompt is not None:
-            prompt = policy.raw.prompt(strand.forest, strand.heads, request, history)
+            prompt = policy.raw.prompt(policy_context.forest, policy_context.seen_prefixes, request, history)
         else:
-            known = strand.conversations
+            known = policy_context.conversations
             prompt = continue_from(
-                strand.forest, strand.heads, known, chain, request, policy.language, history
+                policy_context.forest,
+                policy_context.seen_prefixes,
+                known,
+                chain,
+                request,
+                policy.language,
+                history,
             )
         self._check_length(prompt)
         return prompt
 
-    def _start(self, session: Session, arrival: IncomingRequest) -> Call:
-        request = arrival.request
+    def _start(self, session: Session, incoming: IncomingRequest) -> Call:
+        request = incoming.request
         policy = self.policies.named(request.model)
-        strand = session.strand(policy.id)
+        policy_context = session.policy_context(policy.id)
         context = context_digest(request.tools)
-        chain = self._chain(strand, request)
+        chain = self._chain(policy_context, request)
         prompt = self._prompt(session, policy, request, chain)
         parent = prompt.parent
-        segment, new = strand.forest.add_prompt(prompt.added, None if parent is None else parent.segment_id)
-        call = self._make(session, arrival, prompt, segment, chain[-1], new_id(), session.next_ordinal)
+        segment, new = policy_context.forest.add_prompt(
+            prompt.added, None if parent is None else parent.segment_id
+        )
+        call = self._make(session, incoming, prompt, segment, chain[-1], new_id(), session.next_ordinal)
+        # Side calls (titles, quota probes) are recorded, but belong to no agent and start none.
         rule = classify(request, session.options.side_calls)
         agent = fresh = None
         if rule is None or rule.kind != "side":
             parent_id = None if parent is None else parent.call_id
-            agent, unknown = session.traffic.attribute(session.lineages, request, parent_id, context, chain)
+            agent, unknown = session.tracker.attribute(session.lineages, request, parent_id, context, chain)
             fresh = agent if unknown else None
             session.lineages.begin(agent, call.id)
         if prompt.broken is not None:
             call.prompt = replace(prompt, broken=_known_break(prompt.broken, rule, fresh))
-        intent = self._intent(session, arrival, call, rule, agent)
-        happened = session.traffic.asked(call, intent, agent, chain, fresh=fresh is not None)
-        intended = self.recorder.intend(intent, segment if new else None, arrival.body, fresh, happened)
+        intent = self._intent(session, incoming, call, rule, agent)
+        rows = session.tracker.asked(call, intent, agent, chain, fresh=fresh is not None)
+        # The intent is queued before the task starts, so the call's outcome is behind it in the store's
+        # queue.
+        intended = self.recorder.intend(intent, segment if new else None, incoming.body, fresh, rows)
+        # A prompt that contains an answer proves that the harness received it.
         if parent is not None and parent.call_id not in session.acknowledged:
             session.acknowledged.add(parent.call_id)
             self.recorder.note(parent.call_id, "acknowledged")
@@ -252,35 +266,37 @@ class Relay:
         self._run(session, call, intended)
         return call
 
-    def _resume(self, session: Session, arrival: IncomingRequest, stored: RecordedCall) -> Call:
-        """Take up an intent of an earlier process: the same call, sampled anew."""
-        forest = session.strand(stored.policy_id).forest
+    def _resume(self, session: Session, incoming: IncomingRequest, stored: RecordedCall) -> Call:
+        """Resume an intent that an earlier process left without outcome: the same call, sampled again."""
+        forest = session.policy_context(stored.policy_id).forest
         prompt = Prompt(forest.ids(stored.prompt_segment), None, [], None)
         segment = forest.segments[stored.prompt_segment]
-        call = self._make(session, arrival, prompt, segment, stored.chain_digest, stored.id, stored.ordinal)
-        session.take_up(stored)
+        call = self._make(session, incoming, prompt, segment, stored.chain_digest, stored.id, stored.ordinal)
+        session.resume(stored)
+        # An empty chain: the request's prefixes are not known to this process, so a call that continues this
+        # one must add all of its own.
         session.remember(call, [])
-        done: Future[None] = Future()
-        done.set_result(None)
-        self._run(session, call, done)
+        intended: Future[None] = Future()
+        intended.set_result(None)
+        self._run(session, call, intended)
         return call
 
-    def _restore(self, session: Session, arrival: IncomingRequest, stored: RecordedCall) -> Call:
-        """Give again what an earlier process committed."""
+    def _restore(self, session: Session, incoming: IncomingRequest, stored: RecordedCall) -> Call:
+        """Serve an answer again that an earlier process committed. Nothing is sampled or written."""
         assert stored.completion_segment is not None
         prompt = Prompt([], None, [], None)
-        segments = session.strand(stored.policy_id).forest.segments
-        tokens = segments[stored.completion_segment]
+        segments = session.policy_context(stored.policy_id).forest.segments
+        completion = segments[stored.completion_segment]
         chain = stored.chain_digest
         segment = segments[stored.prompt_segment]
-        call = self._make(session, arrival, prompt, segment, chain, stored.id, stored.ordinal)
+        call = self._make(session, incoming, prompt, segment, chain, stored.id, stored.ordinal)
         feed = self._feed(call)
-        feed.add(tokens.ids)
+        feed.add(completion.ids)
         call.prompt_len = stored.prompt_len
         message = feed.finish()
-        usage = TokenUsage(stored.prompt_len, len(tokens.ids), reasoning_tokens=feed.reasoning_tokens)
+        usage = TokenUsage(stored.prompt_len, len(completion.ids), reasoning_tokens=feed.reasoning_tokens)
         self._settle(call, feed, message, stored.finish_reason or "stop", usage)
-        session.take_up(stored)
+        session.resume(stored)
         session.keep(call)
         return call
 
@@ -290,8 +306,8 @@ class Relay:
                 Problem(
                     "overflow",
                     f"This model's maximum context length is {self.limits.max_length} tokens. However, your "
-                    "messages resulted "
-                    f"in {len(prompt.ids)} tokens. Please reduce the length of the messages.",
+                    f"messages resulted in {len(prompt.ids)} tokens. "
+                    "Please reduce the length of the messages.",
                     tokens=len(prompt.ids),
                     max_tokens=self.limits.max_length,
                 )
@@ -300,26 +316,28 @@ class Relay:
     def _make(
         self,
         session: Session,
-        arrival: IncomingRequest,
+        incoming: IncomingRequest,
         prompt: Prompt,
         segment: Segment,
         chain: str,
         call_id: str,
         ordinal: int,
     ) -> Call:
-        request = arrival.request
+        request = incoming.request
         policy = self.policies.named(request.model)
         sampling = session.sampling.limited(request.max_tokens).limited(
             self.limits.max_length - len(prompt.ids)
         )
         sampling = sampling.limited(session.tokens_left())
+        # The seed is derived from the prompt and not from the ordinal, which depends on how concurrent calls
+        # race.
         seed = session.seed(segment.id, hash_ids(prompt.ids))
         stop_token_ids = tuple(dict.fromkeys((*sampling.stop_token_ids, *policy.language.stop_token_ids)))
         return Call(
             id=call_id,
             ordinal=ordinal,
-            digest=arrival.digest,
-            call_prefix=arrival.call_prefix,
+            digest=incoming.digest,
+            call_prefix=incoming.call_prefix,
             request=request,
             prompt=prompt,
             prompt_len=len(prompt.ids),
@@ -335,7 +353,7 @@ class Relay:
     def _intent(
         self,
         session: Session,
-        arrival: IncomingRequest,
+        incoming: IncomingRequest,
         call: Call,
         rule: SideCallRule | None,
         agent: AgentRow | None,
@@ -347,12 +365,12 @@ class Relay:
             session_id=session.row.id,
             rollout_id=session.row.rollout_id,
             ordinal=call.ordinal,
-            protocol=arrival.protocol,
+            protocol=incoming.protocol,
             kind="policy" if rule is None else rule.kind,
             side_call=None if rule is None else rule.name,
             agent_id=None if agent is None else agent.id,
             history=session.row.history,
-            request_digest=arrival.digest,
+            request_digest=incoming.digest,
             chain_digest=call.chain,
             prompt_len=call.prompt_len,
             prompt_hash=hash_ids(call.prompt.ids),
@@ -382,15 +400,20 @@ class Relay:
         call.task = asyncio.create_task(self._drive(session, call, intended))
 
     async def _drive(self, session: Session, call: Call, intended: "Future[None]") -> None:
-        """The life of a call's task. Whatever happens, the call is settled and what happened is recorded."""
+        """Run a call to its end: sampling, then committed, aborted or failed. It is settled and recorded in
+        every case.
+        """
         started = time.monotonic()
         feed = self._feed(call)
         try:
+            # Only `Call.interrupt` cancels the task, and only while it samples. The tokens so far are real
+            # policy samples, so they are committed as aborted and not thrown away.
             try:
                 await self._answerer.answer(session, call, feed)
                 status: CallStatus = "committed"
             except asyncio.CancelledError:
                 status = "aborted"
+            # From here on no interruption can cancel the commit.
             call.interruptible = False
             await self._commit(session, call, feed, status, started, intended)
         except Exception as error:
@@ -433,6 +456,8 @@ class Relay:
             status=status,
             body=None if sampled.body is None else split_body(sampled.body),
         )
+        # Commit first, then change the session, then settle. A client can act on an answer only once it is
+        # settled, so nothing it does can refer to a call that a crash would lose.
         await self.recorder.finish(outcome, session.decided(call, status, message, digest), intended)
         self.tokens += len(sampled.ids)
         session.record(call, segment, message, digest)
@@ -455,14 +480,13 @@ class Relay:
         )
 
     async def _fail(self, session: Session, call: Call, error: Exception, intended: "Future[None]") -> None:
-        """Record and show that a call failed. If a write failed, its intent's included, the session is read
-        again.
-
-        Then clients hear of it first: the store may keep the record waiting.
-        """
+        """Settle a failed call and record the failure. If a write failed, the session becomes stale."""
         text = str(error) if isinstance(error, HarnessGymError) else f"{type(error).__name__}: {error}"
-        session.traffic.failed(call.id)
+        session.tracker.failed(call.id)
+        # After a failed write nobody knows what the store has of the call. Only loading the session again
+        # brings memory and store together.
         session.stale = session.stale or isinstance(error, StoreError)
+        # While the store is away, tell the clients first: recording the failure may wait for a long time.
         if isinstance(error, StoreUnavailable):
             call.settle(problem=Problem("unavailable", text, retry_after_s=1.0))
         try:
@@ -470,7 +494,8 @@ class Relay:
             await self.recorder.fail(call.id, text)
         except StoreError as refusal:
             session.stale = True
-            log.error("The failure of call %s could not be recorded: %s", call.id, refusal)  # noqa: TRY400 its words say all
+            log.error("The failure of call %s could not be recorded: %s", call.id, refusal)  # noqa: TRY400 the message is enough
+        # If the engine was lost before the first token, nothing was shown: the client may simply retry.
         early = isinstance(error, UpstreamLost) and not call.sampled.ids
         problem = Problem("overloaded" if early else "upstream", text, retry_after_s=1.0 if early else None)
         if not call.settled:
@@ -480,9 +505,7 @@ class Relay:
 
 
 def _known_break(broken: Break, rule: SideCallRule | None, fresh: AgentRow | None) -> Break:
-    """A break, its class known without comparing texts where a rule says what the call is for, or a header
-    who speaks.
-    """
+    """A break, with its class corrected where a rule gives the call's purpose or a header names its agent."""
     if rule is not None and rule.kind == "compaction":
         return replace(broken, kind="compaction")
     another = fresh is not None and fresh.evidence == "header"
@@ -490,7 +513,7 @@ def _known_break(broken: Break, rule: SideCallRule | None, fresh: AgentRow | Non
 
 
 def _members(record: Sampling | TokenUsage) -> dict[str, Any]:
-    """A record's members by name; those that are containers are not copied."""
+    """A record's fields by name, without copying containers as `dataclasses.asdict` would."""
     return {name: getattr(record, name) for name in _MEMBERS[type(record)]}
 
 

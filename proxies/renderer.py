@@ -1,4 +1,4 @@
-"""Messages to token ids, and only ever forward: what was sampled is never rendered again."""
+"""The contract of a renderer, which turns messages into token ids without rendering sampled turns again."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -18,33 +18,30 @@ class Renderer(Protocol):
     def extend(
         self, ids: Sequence[int], new_messages: Sequence[Message], tools: Sequence[ToolSpec]
     ) -> list[int] | None:
-        """The tokens to append to `ids` (which end in a sampled assistant turn) so that `new_messages` follow
-        it.
+        """The tokens of `new_messages`, to append to `ids`, which end in a sampled assistant turn.
 
-        None when the template cannot be continued that way, e.g. the turn was cut off by a length limit.
+        None if the template cannot be continued that way, for example after a turn that a length limit cut
+        off.
         """
         ...
 
     def opening(self, text: str) -> tuple[int, ...]:
-        """The tokens that the tokenizer's own configuration puts before a raw text, none if the text
-        begins with them.
+        """The tokens that the tokenizer's configuration puts before a raw text; none if the text begins with
+        them.
         """
         ...
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of raw text as it is, without a template. Control tokens that are written out are
-        control tokens.
-        """
+        """The tokens of raw text, without a template. Spelled-out control tokens become control tokens."""
         ...
 
     def written(self, ids: Sequence[int]) -> bytes:
-        """The bytes that token ids stand for, control tokens written out."""
+        """The bytes of token ids, with control tokens spelled out."""
         ...
 
     def write(self, answer: Message | str) -> list[int] | None:
-        """The tokens of an assistant turn that says this, its end included, as they would have been sampled.
+        """The tokens of an assistant turn, its end included, as the policy would sample them.
 
-        Text is taken as the policy writes it, markup and all. None when the format has no way to say a
-        message.
+        A string is the turn's raw text, markup and all. None if the format cannot express the message.
         """
         ...

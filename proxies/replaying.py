@@ -31,7 +31,7 @@ from proxies.recorder import Recorder
 from proxies.relay import IncomingRequest, Relay, RelayLimits
 from proxies.served_policies import ServedPolicies, ServedPolicy
 from proxies.session import Session
-from proxies.session_restore import Recollection
+from proxies.session_restore import StoredRequests
 from proxies.upstreams.replay import ReplayUpstream, request_of
 from proxies.workers import REPLAY, WorkerTable
 
@@ -49,7 +49,7 @@ class Recording:
         self.calls: list[RecordedCall] = store.read(lambda conn: calls.of_sessions(conn, [row.id]))
         self._segments: Mapping[str, Segment] = store.read(lambda conn: calls.segments_of(conn, [row.id]))
         self._forest = Forest.load(row.id, self._segments.values(), ())
-        self._requests = Recollection(
+        self._requests = StoredRequests(
             store,
             {call.id: call for call in self.calls},
             self._segments,
@@ -184,12 +184,12 @@ class _Rehearsal:
         self._playback.divergence = None
         prefix = load_dialect(recorded.protocol).tool_call_prefix
         alone = replace(request, n=1)  # of several samples each is a call of the record
-        arrival = IncomingRequest(recorded.protocol, alone, b"{}", recorded.id, prefix, retry=False)
-        (call,) = self._relay.calls(self._session, arrival)
+        incoming = IncomingRequest(recorded.protocol, alone, b"{}", recorded.id, prefix, retry=False)
+        (call,) = self._relay.calls(self._session, incoming)
         asked = self._served.by_id(call.policy_id)
         once = self._recorded.by_id(recorded.policy_id)
-        strand = self._session.strand(call.policy_id)
-        prompt = strand.forest.ids(call.prompt_segment)
+        policy_context = self._session.policy_context(call.policy_id)
+        prompt = policy_context.forest.ids(call.prompt_segment)
         expected = self._recording.prompt(recorded)
         assert call.task is not None
         await call.task
@@ -198,9 +198,13 @@ class _Rehearsal:
         if list(prompt) != list(expected):
             pairs = enumerate(zip(prompt, expected, strict=False))
             at = next((at for at, (one, other) in pairs if one != other), min(len(prompt), len(expected)))
-            where = f"its request gives a prompt of {len(prompt)} tokens that differs from token {at} of {len(expected)} on"
+            where = (
+                f"its request gives a prompt of {len(prompt)} tokens that differs from token {at} of "
+                f"{len(expected)} on"
+            )
             start = max(0, at - _AROUND)
-            return f"{where}\n{difference(*(_text(asked, ids[start : at + _AROUND]) for ids in (expected, prompt)))}"
+            old, new = (_text(asked, ids[start : at + _AROUND]) for ids in (expected, prompt))
+            return f"{where}\n{difference(old, new)}"
         if turn is not None and call.problem is not None:
             return f"its answer cannot be given again: {call.problem.message}"
         return None

@@ -1,7 +1,7 @@
-"""One client's view of a call: whole or streamed, kept alive while it waits, and never ahead of the commit.
+"""Writes a call's answer to one client, whole or streamed, and never ahead of the commit.
 
-Text and reasoning are shown as they come. An event after which a client may act, and all that follow it, wait
-until the call is committed; so does every byte of an answer that is not streamed.
+Text and reasoning are streamed as they come. An event on which a client can act, and everything after it,
+waits until the call is committed. An answer that is not streamed waits as a whole.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class _Failed(Exception):
-    """The call this responder listens to has failed."""
+    """One of the calls has failed."""
 
 
 class Responder:
-    """Gives one connection the answer of one request: that of one call, or those of siblings.
+    """Answers one request with the answer of one call, or of several siblings.
 
-    What siblings say is interleaved; on none of it can a client act before all of them are committed.
+    Siblings' deltas are interleaved. The client can act on none of them before all are committed.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Responder:
         self._written_at = time.monotonic()
 
     async def run(self, grace_s: float) -> None:
-        """Respond. If the client goes away first, the call is left to its grace time."""
+        """Respond. If the client leaves first, its calls run on for their grace time."""
         for call in self._calls:
             call.join(self._listener)
         self._connection.watch(self._listener)
@@ -103,6 +103,8 @@ class Responder:
             self._delivered()
 
     async def _take(self, event: Event) -> None:
+        # Everything before this event is written now, since the commit may take a while. The event itself
+        # goes into the buffer only after it: a harness must not run a tool call that a crash would undo.
         if event.act and not self._settled:
             await self._flush()
             await self._until_settled()
@@ -112,27 +114,26 @@ class Responder:
         self._acts = self._acts or event.act
 
     async def _deltas(self) -> AsyncIterator[Delta]:
-        """The calls' deltas from the first on. Before every wait, what has been rendered is written."""
-        given = [0] * len(self._calls)
+        """All deltas of the calls. Before every wait, the events rendered so far are written."""
+        sent = [0] * len(self._calls)
         while True:
             for choice, call in enumerate(self._calls):
-                while given[choice] < len(call.deltas):
-                    given[choice] += 1
-                    delta = call.deltas[given[choice] - 1]
+                while sent[choice] < len(call.deltas):
+                    sent[choice] += 1
+                    delta = call.deltas[sent[choice] - 1]
                     yield replace(delta, choice=choice) if choice else delta
             if self._problem is not None:
                 raise _Failed
             if self._settled:
-                if all(end == len(call.deltas) for end, call in zip(given, self._calls, strict=True)):
+                # Rendering a delta may have awaited, and more deltas have come since.
+                if all(end == len(call.deltas) for end, call in zip(sent, self._calls, strict=True)):
                     return
                 continue
             await self._flush()
             await self._wait()
 
     async def _begun(self) -> None:
-        """Wait for something to say, so that a call that fails at once is refused with a status that
-        clients understand.
-        """
+        """Wait for the first delta or the end, so that a call that fails at once gets an error status."""
         if not self._settled and not any(call.deltas for call in self._calls):
             await self._wait(start=False)
         if self._problem is not None and not any(call.deltas for call in self._calls):
@@ -143,9 +144,7 @@ class Responder:
             await self._wait()
 
     async def _wait(self, *, start: bool = True) -> None:
-        """Wait until the call has news, or for long enough that the client needs a sign of life. Raises
-        `Disconnected`.
-        """
+        """Wait until a call has news, or a keep-alive is due. Raises `Disconnected`."""
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._keepalive_s, self._listener.set)
         try:

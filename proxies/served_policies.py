@@ -1,7 +1,7 @@
-"""The policies behind one proxy: which of them a model name asks for, and the language of each.
+"""The policies behind one proxy, by model name and by id.
 
-A proxy that serves one policy gives every call to it, whatever model the harness names. With several, each
-has an id, and a call whose model is the name of one of them is that one's; any other name is the first's.
+A proxy with one policy sends it every call, whatever model the harness names. With several, each has an id. A
+call whose model is the name of a policy goes to that policy, any other call to the first.
 """
 
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ from proxies.raw_prompt import RawPrompts
 
 @dataclass(frozen=True, slots=True)
 class ServedPolicy:
-    """One of them."""
+    """One policy of a proxy."""
 
     name: str
     language: PolicyLanguage
     raw: RawPrompts
     id: str | None = None
-    """In the store; None where it is the only one."""
+    """Its id in the store; None if it is the only policy."""
 
     @classmethod
     def of(cls, name: str, language: PolicyLanguage, policy_id: str | None = None) -> Self:
-        """A policy that speaks a language."""
+        """A policy with its language."""
         return cls(name, language, RawPrompts(language), policy_id)
 
 
 class ServedPolicies:
-    """All of them; the first one answers calls that name none."""
+    """All policies of a proxy. The first answers calls that name none of them."""
 
     def __init__(self, policies: Sequence[ServedPolicy]) -> None:
         self.first = policies[0]
@@ -41,17 +41,17 @@ class ServedPolicies:
 
     @classmethod
     def alone(cls, language: PolicyLanguage, name: str = "policy") -> Self:
-        """One policy, for every call."""
+        """A single policy for every call."""
         return cls((ServedPolicy.of(name, language),))
 
     def named(self, model: str | None) -> ServedPolicy:
-        """Whom a model name asks for."""
+        """The policy for a model name."""
         return self._by_name.get(model or "", self.first)
 
     def by_id(self, policy_id: str | None) -> ServedPolicy:
-        """The policy with an id; the first for one that nobody here has."""
+        """The policy with an id; the first for an unknown id."""
         return self._by_id.get(policy_id, self.first)
 
     def read(self, ids: TokenIds, policy_id: str | None) -> Message:
-        """What tokens say that a policy sampled."""
+        """Tokens that a policy sampled, as a message."""
         return self.by_id(policy_id).language.read(ids)

@@ -1,9 +1,10 @@
-"""Sessions: what a key gives access to, held in memory exactly as the store can give it back.
+"""Sessions in memory. The store can restore each of them exactly.
 
-A session is kept from its opening on; one that was opened elsewhere is loaded when its key is first used.
-After a restart its forest is built again from the recorded calls, so the same conversation goes on along the
-same branch. Whatever changes a session runs between two awaits, so calls of one session may be concurrent
-without a lock.
+A session stays in memory from its opening. One that another process opened is loaded when its key is first
+used: its forest is rebuilt from the recorded calls, so a conversation continues on its branch after a
+restart.
+
+Every change to a session runs between two awaits, so its calls may be concurrent without a lock.
 """
 
 import asyncio
@@ -37,9 +38,9 @@ from proxies.reading import BodyReader
 from proxies.session_restore import latest_requests
 
 ReadAnswer = Callable[[TokenIds, str | None], Message]
-"""Sampled tokens, and the policy that sampled them, to the message they say."""
+"""Reads sampled tokens, given the policy that sampled them, as a message."""
 _REMEMBERED = 64
-"""Calls of a session that are over and are kept for clients that ask again although they were answered."""
+"""Finished calls of a session that are kept for clients that retry after they were answered."""
 
 
 @dataclass
@@ -51,48 +52,47 @@ class Session:
     options: SessionOptions
     lineages: Lineages
     watch: ContractWatch
-    traffic: OrchestrationTracker
+    tracker: OrchestrationTracker
     sealed: bool = False
     stale: bool = False
-    """A write failed, so that memory and store differ: load it again before the next call."""
+    """Whether a write failed, so that memory and store differ: it is loaded again before the next call."""
     next_ordinal: int = 0
-    strands: dict[str | None, PolicyContext] = field(default_factory=dict)
+    policy_contexts: dict[str | None, PolicyContext] = field(default_factory=dict)
     """By policy."""
     live: dict[str, Call] = field(default_factory=dict)
     """Calls in flight by id."""
     recent: list[Call] = field(default_factory=list)
     """Calls of this process that a retry may join, oldest first: see `keep`."""
     unanswered: "dict[str, deque[RecordedCall]]" = field(default_factory=dict)
-    """Calls of an earlier process that no client is known to have got, by request digest, in the order
-    they began. Equal requests that were in flight together are calls of their own."""
+    """Calls of an earlier process that no client is known to have received, by request digest, oldest first.
+    Equal requests that were in flight together are separate calls."""
     acknowledged: set[str] = field(default_factory=set)
     """Calls that a later prompt contains."""
     workers: dict[str, str] = field(default_factory=dict)
     """Completion segment to the worker that sampled it and has its prefix cached."""
     completions: dict[str, tuple[str, str | None]] = field(default_factory=dict)
-    """Call to the segment that it sampled, and the policy that did."""
+    """Call id to the segment that it sampled and the policy that sampled it."""
     tokens: int = 0
     """Tokens sampled and committed."""
     refusals: int = 0
-    """Refused requests that are recorded as events; their number is bounded."""
+    """Refused requests that were recorded as events; their number is bounded."""
     prompts: dict[str, int] = field(default_factory=dict)
     """How often each prompt segment was asked."""
     opened_at: float = field(default_factory=time.monotonic)
     """`time.monotonic` when it was opened, be it by an earlier process."""
     _begun: set[str] = field(default_factory=set)
-    """Calls of which all leading parts are in `heads`: those that began in this process."""
+    """Calls whose prefixes are all in `seen_prefixes`: those that began in this process."""
     _readers: dict[str, BodyReader] = field(default_factory=dict)
 
     @classmethod
     def of(cls, row: SessionRow) -> "Session":
         """A session without its calls."""
-        options, lineages = SessionOptions.model_validate(row.options), Lineages(row.rollout_id, row.id)
-        watch, traffic = (
-            ContractWatch(options.contracts),
-            OrchestrationTracker(SessionOrchestration(row.rollout_id)),
-        )
+        options = SessionOptions.model_validate(row.options)
+        lineages = Lineages(row.rollout_id, row.id)
+        watch = ContractWatch(options.contracts)
+        tracker = OrchestrationTracker(SessionOrchestration(row.rollout_id))
         opened_at = time.monotonic() - row.age_s
-        return cls(row, _sampling(row), options, lineages, watch, traffic, row.sealed, opened_at=opened_at)
+        return cls(row, _sampling(row), options, lineages, watch, tracker, row.sealed, opened_at=opened_at)
 
     @classmethod
     def load(
@@ -101,58 +101,64 @@ class Session:
         segments: Sequence[Segment],
         recorded: Sequence[RecordedCall],
         agents: Sequence[AgentRow],
-        happened: Sequence[EventRow],
+        stored_events: Sequence[EventRow],
         read: ReadAnswer,
         asked: Mapping[str, ModelRequest],
     ) -> "Session":
-        """A session as the store has it. `asked` has the requests of its latest branches, by call;
-        `happened`, its rollout's events.
+        """Restore a session from its stored rows. `stored_events` has its rollout's events, `asked` the
+        requests of its latest branches by call id.
         """
+        # Repeats, in the order of the calls, what `remember` and `record` did when they were live. Whatever
+        # these two change must be restored here too, or a session behaves differently after a restart.
         session = cls.of(row)
-        session.strands = _strands(row.id, segments, recorded)
+        session.policy_contexts = _policy_contexts(row.id, segments, recorded)
         by_id = {agent.id: agent for agent in agents}
         answers = dict[str, Message]()
         for call in recorded:
-            strand = session.strand(call.policy_id)
+            policy_context = session.policy_context(call.policy_id)
             if call.agent_id is not None:
                 session.lineages.begin(by_id[call.agent_id], call.id)
-            strand.conversations.begin(call.id, asked.get(call.id), call.parent_call_id)
+            policy_context.conversations.begin(call.id, asked.get(call.id), call.parent_call_id)
             session.next_ordinal = max(session.next_ordinal, call.ordinal + 1)
-            strand.heads.add(call.chain_digest)
+            policy_context.seen_prefixes.add(call.chain_digest)
             session.tokens += call.completion_len or 0
+            # Seeds count the calls of a prompt. A bare intent is sampled again under its old place in that
+            # count, so it must not take a place of its own.
             if call.status != "intent":
                 session.prompts[call.prompt_segment] = session.prompts.get(call.prompt_segment, 0) + 1
             if call.status == "acknowledged":
                 session.acknowledged.add(call.id)
+            # "committed" without a delivery note: the process died around the moment of the delivery, so
+            # the client may or may not have the answer. `_left_over` decides.
             if call.status in ("intent", "committed", "undelivered"):
                 session.unanswered.setdefault(call.request_digest, deque()).append(call)
             if call.completion_segment is not None and call.answer_digest is not None:
                 session.completions[call.id] = call.completion_segment, call.policy_id
                 answer = answers[call.id] = read(
-                    strand.forest.segments[call.completion_segment].ids, call.policy_id
+                    policy_context.forest.segments[call.completion_segment].ids, call.policy_id
                 )
-                strand.forest.add_replays(call.chain_digest, answer, call.answer_digest)
+                policy_context.forest.add_replays(call.chain_digest, answer, call.answer_digest)
                 session.lineages.end(call.id, answer)
                 session.watched(call.id, call.completion_len or 0, answer)
-                strand.conversations.answer(call.id, answer, call.finish_reason or "")
-                strand.heads.add(call.answer_digest)
-        session.traffic = OrchestrationTracker.load(row.rollout_id, happened, recorded, agents, answers)
+                policy_context.conversations.answer(call.id, answer, call.finish_reason or "")
+                policy_context.seen_prefixes.add(call.answer_digest)
+        session.tracker = OrchestrationTracker.load(row.rollout_id, stored_events, recorded, agents, answers)
         return session
 
-    def strand(self, policy_id: str | None) -> PolicyContext:
-        """What a policy was asked and said."""
-        if policy_id not in self.strands:
-            self.strands[policy_id] = PolicyContext(Forest(self.row.id))
-        return self.strands[policy_id]
+    def policy_context(self, policy_id: str | None) -> PolicyContext:
+        """A policy's view of the session; created on first use."""
+        if policy_id not in self.policy_contexts:
+            self.policy_contexts[policy_id] = PolicyContext(Forest(self.row.id))
+        return self.policy_contexts[policy_id]
 
     def read(self, dialect: str, body: bytes) -> bytes:
-        """A request's body, with what was read of it."""
+        """A request's body, parsed incrementally where possible: see `BodyReader.read`."""
         if dialect not in self._readers:
             self._readers[dialect] = BodyReader()
         return self._readers[dialect].read(body)
 
     def limit_reached(self, new_calls: int) -> Problem | None:
-        """The budget that leaves no room for so many more calls; None if there is room."""
+        """The limit that forbids `new_calls` more calls; None if they are allowed."""
         limits = self.row.limits
         turns = limits.get("turns")
         tokens = limits.get("tokens")
@@ -173,13 +179,14 @@ class Session:
         return None if limit is None else max(1, limit - self.tokens)
 
     def rejoin(self, digest: str, *, retry: bool) -> Call | RecordedCall | None:
-        """The call that a request asks for again, if it is a retry: one of this process, or one that an
-        earlier process left.
+        """The earlier call that a request retries, of this process or an earlier one; None for a new request.
 
-        It is one if the client says so, or if an equal request's connection closed before the client could
-        act on its answer. Calls without a client come first, so that equal requests that all come back get
-        back one call each.
+        A request is a retry if the client says so, or if the connection of an equal request closed before the
+        client could act on its answer.
         """
+        # Calls without a client come first: when several equal requests lose their connections and all come
+        # back, each gets a call of its own. A declared retry joins a call that still has a client only as
+        # the last choice, since equal requests in flight together are separate calls.
         equal = [
             call
             for call in reversed(self.recent)
@@ -188,23 +195,25 @@ class Session:
         abandoned = next((call for call in equal if not call.listeners and not call.acted), None)
         return abandoned or self._left_over(digest, retry=retry) or (equal[0] if equal and retry else None)
 
-    def take_up(self, stored: RecordedCall) -> None:
-        """A call that an earlier process left has a client again."""
+    def resume(self, stored: RecordedCall) -> None:
+        """Note that a call of an earlier process has a client again."""
         self.unanswered[stored.request_digest].remove(stored)
 
     def _left_over(self, digest: str, *, retry: bool) -> RecordedCall | None:
-        """An answer whose process ended right after its commit may have arrived, so only a declared retry
-        gets it again.
+        """The call of an earlier process that a request retries.
+
+        An answer that was committed just before its process ended may have reached the client, so only a
+        declared retry gets it again.
         """
         left = self.unanswered.get(digest, ())
         lost = next((call for call in left if call.status != "committed"), None)
         return lost or (next(iter(left), None) if retry else None)
 
     def seed(self, prompt_segment: str, prompt_hash: str) -> int | None:
-        """The seed of the next call with this prompt: fixed by the session's seed, the prompt, and how often
-        it came before.
+        """The seed of the next call with this prompt, derived from the session's seed, the prompt and the
+        number of earlier calls with it.
 
-        Arrival order does not enter, so a rollout whose calls race each other samples the same tokens again.
+        It does not depend on the order of arrival, so a rollout with concurrent calls is reproducible.
         """
         count = self.prompts.get(prompt_segment, 0)
         self.prompts[prompt_segment] = count + 1
@@ -216,38 +225,35 @@ class Session:
         return int.from_bytes(digest, "little") >> 2
 
     def remember(self, call: Call, chain: Sequence[str]) -> None:
-        """A call of this session begins."""
+        """Add a call that begins now."""
         parent = call.prompt.parent
-        strand = self.strand(call.policy_id)
+        policy_context = self.policy_context(call.policy_id)
         known = 0 if parent is None or parent.call_id not in self._begun else parent.matched
-        strand.heads.update(chain[known:])
+        policy_context.seen_prefixes.update(chain[known:])
         if chain:
             self._begun.add(call.id)
-        strand.conversations.begin(call.id, call.request, None if parent is None else parent.call_id)
+        policy_context.conversations.begin(call.id, call.request, None if parent is None else parent.call_id)
         self.live[call.id] = call
         self.keep(call)
         self.next_ordinal = max(self.next_ordinal, call.ordinal + 1)
 
     def keep(self, call: Call) -> None:
-        """Keep a call for retries. Until a client was given its answer it is never forgotten, however many
-        there are.
-
-        A retry of a call that is forgotten is a second call, so only those that are over count against the
-        limit.
-        """
+        """Keep a call for retries. The oldest finished calls beyond the limit are forgotten."""
+        # Only finished calls are dropped. A retry of a forgotten call would be sampled a second time, so a
+        # call whose client has not been given its answer is kept however many there are.
         self.recent.append(call)
         forgotten = {known.id for known in [known for known in self.recent if known.over][:-_REMEMBERED]}
         self.recent = [known for known in self.recent if known.id not in forgotten]
 
     def record(self, call: Call, segment: Segment, answer: Message, answer_digest: str) -> None:
-        """A call is committed: later requests can continue it."""
-        strand = self.strand(call.policy_id)
-        strand.forest.graft(call.id, segment, answer_digest)
-        strand.forest.add_replays(call.chain, answer, answer_digest)
+        """Add a committed call: later requests can continue it."""
+        policy_context = self.policy_context(call.policy_id)
+        policy_context.forest.graft(call.id, segment, answer_digest)
+        policy_context.forest.add_replays(call.chain, answer, answer_digest)
         self.lineages.end(call.id, answer)
         self.watched(call.id, len(segment.ids), answer)
-        strand.conversations.answer(call.id, answer, call.sampled.finish_reason)
-        strand.heads.add(answer_digest)
+        policy_context.conversations.answer(call.id, answer, call.sampled.finish_reason)
+        policy_context.seen_prefixes.add(answer_digest)
         self.workers[segment.id] = call.sampled.worker
         self.completions[call.id] = segment.id, call.policy_id
         self.tokens += len(segment.ids)
@@ -255,17 +261,16 @@ class Session:
     def decided(
         self, call: Call, status: CallStatus, answer: Message, answer_digest: str
     ) -> OrchestrationRows | None:
-        """What a call that is about to be committed decides. On an answer that was ended early nobody can
-        act.
-        """
+        """The orchestration rows of a call that is about to be committed."""
+        # No client can act on an aborted answer, so its tool calls never start anything.
         if status == "aborted":
-            self.traffic.failed(call.id)
+            self.tracker.failed(call.id)
             return None
         agent = self.lineages.of_call.get(call.id)
-        return self.traffic.answered(call.id, agent, answer, call.sampled.finish_reason, answer_digest)
+        return self.tracker.answered(call.id, agent, answer, call.sampled.finish_reason, answer_digest)
 
     def watched(self, call_id: str, tokens: int, answer: Message) -> None:
-        """Contracts are about what agents do; a side call is of none."""
+        """Hold an answer to the session's contracts. Side calls have no agent and are exempt."""
         agent = self.lineages.of_call.get(call_id)
         if agent is not None:
             self.watch.committed(call_id, agent, tokens, answer)
@@ -285,12 +290,14 @@ class SessionTable:
         return len(self._by_id)
 
     def opened(self, row: SessionRow, key: str) -> None:
-        """A session that was opened here: there is nothing of it to load."""
+        """Add a session that was just opened here."""
         self._by_key[key] = self._by_id[row.id] = Session.of(row)
 
     async def by_key(self, key: str) -> Session | None:
-        """The session that a key opens."""
+        """The session that a key opens; None if there is none."""
         session = self._by_key.get(key)
+        # A stale session is replaced only when its calls have ended: until then they would write to the
+        # object that is being dropped, and the loaded copy would miss what they record.
         if session is not None and session.stale and not session.live:
             self.forget(session)
             session = None
@@ -301,19 +308,17 @@ class SessionTable:
         return session
 
     async def by_id(self, session_id: str) -> Session | None:
-        """A session by id, for the control routes."""
-        found = self._by_id.get(session_id)
-        return (
-            found
-            if found is not None
-            else await self._load(session_id, lambda: self._read_session(session_id=session_id))
-        )
+        """A session by id, for the control routes; None if there is none."""
+        session = self._by_id.get(session_id)
+        if session is not None:
+            return session
+        return await self._load(session_id, lambda: self._read_session(session_id=session_id))
 
     async def earlier(
         self, session: Session, call_id: str, parse: Callable[[bytes], ModelRequest]
     ) -> tuple[ModelRequest, Message]:
-        """What a committed call of a session was asked and answered. Raises `RequestProblem` if there is
-        no such call.
+        """The request and answer of a committed call of a session. Raises `RequestProblem` if there is no
+        such call.
         """
         recent = next(
             (call for call in session.recent if call.id == call_id and call.answer is not None), None
@@ -327,27 +332,32 @@ class SessionTable:
         if sampled is None or body is None:
             raise not_found(response_id(call_id))
         segment, policy_id = sampled
-        return parse(body), self._read(session.strand(policy_id).forest.segments[segment].ids, policy_id)
+        return parse(body), self._read(
+            session.policy_context(policy_id).forest.segments[segment].ids, policy_id
+        )
 
     def open(self) -> list[Session]:
         """Sessions in memory."""
         return list(self._by_id.values())
 
     def forget(self, session: Session) -> None:
-        """Drop a session from memory; the store gives it back when it is asked for again."""
+        """Drop a session from memory. It is loaded again when it is next used."""
         self._by_id.pop(session.row.id, None)
         for key in [key for key, known in self._by_key.items() if known is session]:
             del self._by_key[key]
 
     async def _load(self, what: str, read: Callable[[], Session | None]) -> Session | None:
-        """Load once, however many ask at the same time."""
+        """Load a session, once for all concurrent callers."""
         task = self._loading.get(what)
         if task is None:
             task = self._loading[what] = asyncio.create_task(asyncio.to_thread(read))
             task.add_done_callback(lambda _: self._loading.pop(what, None))
+        # Shielded: the client that came first may leave, and others wait for the same load.
         session = await asyncio.shield(task)
         if session is None or session.sealed:
             return session
+        # A load by key and a load by id may run side by side. `setdefault` lets one object win, since a
+        # session with two objects would number its calls twice.
         return self._by_id.setdefault(session.row.id, session)
 
     def _read_session(self, *, key: str | None = None, session_id: str = "") -> Session | None:
@@ -364,8 +374,8 @@ class SessionTable:
         asked = latest_requests(
             self._store, recorded, segments, self._read, SessionOptions.model_validate(row.options)
         )
-        happened = self._store.read(lambda conn: events.of_rollout(conn, row.rollout_id))
-        return Session.load(row, list(segments.values()), recorded, known, happened, self._read, asked)
+        stored_events = self._store.read(lambda conn: events.of_rollout(conn, row.rollout_id))
+        return Session.load(row, list(segments.values()), recorded, known, stored_events, self._read, asked)
 
 
 def answer_digest(chain: str, answer: Message) -> str:
@@ -373,11 +383,11 @@ def answer_digest(chain: str, answer: Message) -> str:
     return chain_digests(chain, (answer,))[0]
 
 
-def _strands(
+def _policy_contexts(
     session_id: str, segments: Sequence[Segment], recorded: Sequence[RecordedCall]
 ) -> dict[str | None, PolicyContext]:
-    """Stored segments by the policy whose calls they are of; equal prompts of two policies are two
-    segments.
+    """The policies' views, each built from the segments of its own calls. Equal prompts of two policies are
+    two segments.
     """
     policy_of = {
         name: call.policy_id for call in recorded for name in (call.prompt_segment, call.completion_segment)
@@ -391,7 +401,7 @@ def _strands(
 
 
 def _sampling(row: SessionRow) -> Sampling:
-    """JSON has no tuples."""
+    """The stored sampling parameters. JSON has no tuples, so lists become tuples again."""
     fields: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in row.sampling.items()
     }

@@ -1,5 +1,6 @@
-"""What the latest calls of a session were asked, read back from the store: a break is told after a restart
-as before it.
+"""The requests of a session's latest calls, read back from the store.
+
+With them, a break is diagnosed after a restart of the proxy exactly as before it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from proxies.previous import joined, not_found, response_id
 
 
 @dataclass(frozen=True, slots=True)
-class Recollection:
+class StoredRequests:
     """The recorded calls of a session whose requests can be read again."""
 
     store: TraceStore
@@ -30,9 +31,9 @@ class Recollection:
     options: SessionOptions
 
     def request(self, call_id: str) -> ModelRequest:
-        """What a call was asked, with the whole conversation in it. Raises `RequestProblem` if that cannot
-        be read.
-        """
+        """A call's request with its whole conversation. Raises `RequestProblem` if it cannot be read."""
+        # A request may continue an earlier one by id (Responses' `previous_response_id`). Walk back to the
+        # first, then join forwards. A loop, since a chain may be longer than Python's recursion limit.
         later = [self._sent(call_id)]
         answers = list[Message]()
         while (previous := later[-1].previous) is not None:
@@ -41,6 +42,7 @@ class Recollection:
         known = later.pop()
         while later:
             known = joined(known, answers.pop(), later.pop())
+        # Bodies are stored as clients sent them. The policy saw them with its constraints put into words.
         in_words = self.options.constraints == "prompt" and self.options.upstream is None
         return constrained(known, "prompt") if in_words else known
 
@@ -67,14 +69,16 @@ def latest_requests(
     read: Callable[[TokenIds, str | None], Message],
     options: SessionOptions,
 ) -> dict[str, ModelRequest]:
-    """What the last call of each of a session's latest branches was asked, by call; without those that
-    cannot be read.
+    """The request of the last call of each of a session's latest branches, by call id. Requests that cannot
+    be read are left out.
     """
-    recollection = Recollection(store, {call.id: call for call in recorded}, segments, read, options)
+    stored = StoredRequests(store, {call.id: call for call in recorded}, segments, read, options)
     out = {}
     for call in latest(recorded):
+        # An unreadable request costs only the diagnosis of a later break. The session itself is whole
+        # without it.
         try:
-            out[call.id] = recollection.request(call.id)
+            out[call.id] = stored.request(call.id)
         except RequestProblem:
             continue
     return out

@@ -1,5 +1,9 @@
-"""The contract of an inference engine: token ids in; token ids, their logprobs and their policy versions
-out.
+"""The contracts of what answers calls: inference engines and outside models.
+
+An engine (`Upstream`) takes token ids and returns token ids with their logprobs and policy versions. An
+outside model (`TextUpstream`), such as a teacher behind an API or a person who answers a parked call, takes
+messages and returns words. Its answer is written in the policy's tokens, so that the conversation is
+continued, retried and recorded like any other. It has no logprobs, so no policy gradient ever uses it.
 """
 
 from collections.abc import AsyncGenerator
@@ -58,7 +62,7 @@ class Upstream(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         ...
 
 
@@ -67,16 +71,16 @@ class HasTimeouts(Protocol):
     """An upstream that gives up an engine which is silent for too long."""
 
     def use_timeouts(self, timeouts: EngineTimeouts) -> None:
-        """How long that is, from the next request on."""
+        """Use these limits from the next request on."""
         ...
 
 
 @runtime_checkable
 class SpeaksLanguage(Protocol):
-    """An upstream that works with words and is told, before it is used, the policy's language."""
+    """An upstream that works with words and needs the policy's language before it is used."""
 
     def use_language(self, language: PolicyLanguage) -> None:
-        """Speak it. Raises `ConfigError` for what it cannot say."""
+        """Set the language. Raises `ConfigError` for words that it cannot express."""
         ...
 
 
@@ -100,24 +104,24 @@ class TextCall:
 
 @dataclass(frozen=True, slots=True)
 class TextAnswer:
-    """What an outside model says."""
+    """The answer of an outside model."""
 
     said: Message | str | tuple[int, ...]
     """A message, text as the policy would write it (markup and all, without its end of turn), or token ids
     of the policy."""
     logprobs: tuple[float, ...] | None = None
-    """One per token id, of the distribution that they were sampled from. Only an answer of token ids may
-    have them, and only such an answer can be trained on."""
+    """One per token id, of the distribution it was sampled from. Only an answer of token ids may have them,
+    and only an answer with logprobs can be trained on."""
     version: int = 0
     """The policy version that sampled the ids, where there are logprobs."""
     finish_reason: Literal["stop", "length"] = "stop"
     body: bytes | None = None
-    """The provider's own answer, for the record."""
+    """The provider's response body, to be recorded."""
     versions: tuple[int, ...] | None = None
-    """One policy version per id, where `version` is not that of all."""
+    """One policy version per id, where they differ from `version`."""
 
     def ids(self, language: PolicyLanguage) -> tuple[int, ...]:
-        """The answer in the policy's tokens. Raises `UpstreamError` if it cannot be written so."""
+        """The answer in the policy's tokens. Raises `UpstreamError` if it cannot be expressed in them."""
         if isinstance(self.said, tuple):
             return self.said
         ids = language.write(self.said)
@@ -126,7 +130,7 @@ class TextAnswer:
 
 
 class TextRefusal(UpstreamError):
-    """An outside model gives no answer, for a reason that its clients have a word for."""
+    """An outside model refused to answer; `problem` is shown to the client."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message)
@@ -138,18 +142,18 @@ class TextUpstream(Protocol):
     """An outside model."""
 
     version: int
-    """Meaningless; workers have one."""
+    """Unused; every worker has one."""
 
     async def complete(self, call: TextCall) -> TextAnswer:
-        """Answer a call; cancelling withdraws it. Raises `TextRefusal`, and never `UpstreamLost`: nobody
-        else can answer.
+        """Answer a call; cancelling withdraws it. Raises `TextRefusal`, never `UpstreamLost`, since no other
+        worker could take the call over.
         """
         ...
 
     async def healthy(self) -> bool:
-        """Whether it can be asked."""
+        """Whether it can answer now."""
         ...
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         ...

@@ -1,11 +1,11 @@
-"""The proxy's table of engine workers: who may take a call, who is being drained, who does not answer.
+"""The proxy's table of engine workers: which are ready, draining, or suspect.
 
-Loaded from the store at start and changed through the control routes. A worker that was lost is suspect until
-it answers a health check; calls wait while nobody can take them.
+It is loaded from the store at start and changed through the control routes. A worker that was lost is suspect
+until it answers a health check. Calls wait while no worker can take them.
 
-A process that is stopped, or whose machine is cut off, keeps its connections open and sends nothing. So a
-worker that has calls and gives no token for `probe_s` is asked for its health. One that does not answer
-becomes suspect. If it does not answer a second time either, its calls are moved to other workers.
+A process that is stopped, or whose machine is cut off, keeps its connections open and sends nothing. So the
+health of a worker that has calls and gives no token for `probe_s` is checked. If the check fails the worker
+becomes suspect. If the next one fails too, its calls are moved to other workers.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ log = logging.getLogger(__name__)
 _PROBE_S = 0.2
 _PROBE_MAX_S = 2.0
 _PROBE_PROMPT = (0,)
-"""What a worker that was silent is asked to continue by one token; every vocabulary has it."""
+"""Prompt of the one-token probe of a worker that was silent; every vocabulary has token 0."""
 
 AnyUpstream = Upstream | TextUpstream
 Connect = Callable[[WorkerRow], AnyUpstream]
 PARKED = "parked"
-"""What sessions name whose calls are answered through the control routes."""
+"""Upstream of sessions whose calls are answered through the control routes."""
 REPLAY = "replay"
-"""What sessions name whose calls are answered from the record."""
+"""Upstream of sessions whose calls are answered from a recording."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,15 @@ class WorkerFilter:
     """Which workers may take a call."""
 
     upstream: str | None = None
-    """A worker, or all of a kind. None: those that give the policy's tokens, never an outside model."""
+    """A worker's id, or a kind of worker. None: any engine of the policy, never an outside model."""
     prefix_owner: str | None = None
-    """The worker that holds the prompt's beginning."""
+    """The worker that has the prompt's prefix cached."""
     pin: int | None = None
     """The policy version that must answer."""
     min_version: int | None = None
-    """The oldest that may."""
+    """The oldest policy version that may answer."""
     policy_id: str | None = None
-    """The policy whose engines are meant; None where there is but one."""
+    """The policy that must answer; None if there is only one."""
 
     def __str__(self) -> str:
         versions = f"version pinned: {self.pin}, at least: {self.min_version}"
@@ -66,36 +66,36 @@ class WorkerFilter:
 
 @dataclass
 class Worker:
-    """One worker and what is in flight there."""
+    """One worker and its calls in flight."""
 
     row: WorkerRow
     upstream: AnyUpstream
     load: int = 0
     suspect: bool = False
     checked_at: float = -math.inf
-    """Loop time when it was last asked for its health because it was quiet."""
+    """Loop time of its last health check for being quiet."""
     quiet_since: float | None = None
-    """Loop time since when it has given no token, though one was asked for; None if no token is due."""
+    """Loop time since when it has given no token although it has calls; None if no token is due."""
     calls: set[asyncio.Timeout] = field(default_factory=set)
-    """The calls in flight: what ends each."""
+    """The timeouts that end its calls in flight."""
 
     def heard(self) -> None:
-        """It gave a token."""
+        """Note that it gave a token."""
         self.quiet_since = asyncio.get_running_loop().time()
 
     def quiet_s(self) -> float:
-        """For how long it has given no token that was asked for."""
+        """How long it has given no token that was due."""
         return 0.0 if self.quiet_since is None else asyncio.get_running_loop().time() - self.quiet_since
 
     def serves(self, wanted: WorkerFilter) -> bool:
-        """Whether it is one of the workers that are wanted; its state aside."""
+        """Whether it matches a filter, whatever its state."""
         text = is_text(self.upstream)
         if not text and wanted.policy_id not in (None, self.row.policy_id):
             return False
         return not text if wanted.upstream is None else wanted.upstream in (self.row.id, self.row.kind)
 
     def view(self) -> WorkerLoad:
-        """What routing may know."""
+        """The worker as routing sees it."""
         return WorkerLoad(self.row.id, self.row.version, self.row.state, self.load, self.suspect)
 
 
@@ -103,7 +103,8 @@ _TEXT: dict[type, bool] = {}
 
 
 def is_text(upstream: AnyUpstream) -> bool:
-    """Whether it is an outside model. Asked several times a call, and checking a protocol is slow."""
+    """Whether an upstream is an outside model."""
+    # Cached by type: it is checked several times per call, and `isinstance` of a protocol is slow.
     kind = type(upstream)
     if kind not in _TEXT:
         _TEXT[kind] = isinstance(upstream, TextUpstream)
@@ -127,7 +128,7 @@ class WorkerTable:
         first_policy: str | None = None,
         timeouts: EngineTimeouts | None = None,
     ) -> None:
-        """With several policies, a worker of which nobody says whose it is serves `first_policy`."""
+        """With several policies, a worker without a policy id serves `first_policy`."""
         self._connect = connect or connect_upstream
         self._timeouts = timeouts or EngineTimeouts()
         self._wait_s = wait_s
@@ -135,8 +136,7 @@ class WorkerTable:
         self._rng = random.Random(seed)
         self._workers: dict[str, Worker] = {}
         self.parked = ParkedUpstream()
-        """Calls that wait for whoever answers through the control routes. There is one such place in every
-        proxy."""
+        """The calls that wait for an answer through the control routes; every proxy has one such upstream."""
         self._built_in = {PARKED: Worker(WorkerRow(PARKED, None, PARKED, "", 0, "ready"), self.parked)}
         if replay is not None:
             self._built_in[REPLAY] = Worker(WorkerRow(REPLAY, None, REPLAY, "", 0, "ready"), replay)
@@ -146,11 +146,11 @@ class WorkerTable:
 
     @asynccontextmanager
     async def taking(self, wanted: WorkerFilter) -> AsyncIterator[Worker]:
-        """Send a call to a worker; waits while none can take it. Raises `NoWorker` after the set time.
+        """Choose a worker for a call and hold it; waits while none can take it. Raises `NoWorker` after
+        `wait_s`.
 
-        If the block raises `UpstreamLost` the worker becomes suspect, unless it was not to have calls: then
-        it may have ended this one itself. Raises `UpstreamSilent` in the middle of the block if the worker
-        does not answer its health checks.
+        If the block raises `UpstreamLost`, a ready worker becomes suspect. Raises `UpstreamSilent` inside the
+        block if the worker does not answer its health checks.
         """
         worker = self._choose(wanted)
         if worker is None:
@@ -160,6 +160,7 @@ class WorkerTable:
             async with self._watched(worker):
                 yield worker
         except UpstreamLost as error:
+            # A worker that is drained or updated may have ended the call itself, which is no sign of a fault.
             if worker.row.state == "ready":
                 self._suspect(worker, silent=isinstance(error, UpstreamSilent))
             raise
@@ -169,7 +170,7 @@ class WorkerTable:
                 await self._notify()
 
     async def put(self, row: WorkerRow) -> WorkerRow:
-        """Add a worker, or change what is known of one. Returns it with its policy."""
+        """Add or change a worker. Returns its row with the policy filled in."""
         row = replace(row, policy_id=row.policy_id or self._first_policy)
         known = self._workers.get(row.id)
         if known is None:
@@ -196,7 +197,7 @@ class WorkerTable:
         return self._workers[worker_id].row
 
     async def idle(self, worker_id: str, timeout_s: float) -> int:
-        """Wait until nothing is in flight at a worker. Returns what still is when the time is over."""
+        """Wait until a worker has no calls in flight. Returns how many it has after at most `timeout_s`."""
         worker = self._workers[worker_id]
         try:
             async with asyncio.timeout(timeout_s), self._changed:
@@ -206,7 +207,7 @@ class WorkerTable:
         return worker.load
 
     def speaks(self, upstream: str | None) -> bool:
-        """Whether calls for this upstream are answered by an outside model."""
+        """Whether an outside model answers the calls for this upstream."""
         wanted = WorkerFilter(upstream)
         named = upstream is not None and any(worker.serves(wanted) for worker in self._workers.values())
         return upstream in self._built_in or (named and not self._engines(wanted))
@@ -216,7 +217,7 @@ class WorkerTable:
         return [self._workers[key] for key in sorted(self._workers)]
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Stop probing and close connections."""
         for probe in self._probes:
             probe.cancel()
         if self._watcher is not None:
@@ -229,11 +230,11 @@ class WorkerTable:
             return self._built_in[wanted.upstream]
         pin, least = (wanted.pin, wanted.min_version) if self._engines(wanted) else (None, None)
         views = [worker.view() for worker in self._workers.values() if worker.serves(wanted)]
-        found = choose(views, prefix_owner=wanted.prefix_owner, pin=pin, min_version=least, rng=self._rng)
-        return None if found is None else self._workers[found]
+        chosen = choose(views, prefix_owner=wanted.prefix_owner, pin=pin, min_version=least, rng=self._rng)
+        return None if chosen is None else self._workers[chosen]
 
     def _engines(self, wanted: WorkerFilter) -> bool:
-        """Whether any that serves has a policy version."""
+        """Whether any matching worker is an engine, and so has a policy version."""
         serving = (worker for worker in self._workers.values() if worker.serves(wanted))
         return any(not is_text(worker.upstream) for worker in serving)
 
@@ -262,9 +263,8 @@ class WorkerTable:
 
     @asynccontextmanager
     async def _watched(self, worker: Worker) -> AsyncIterator[None]:
-        """A call that ends with `UpstreamSilent` when its worker is given up. Of an outside model, whose
-        answer comes whole, nobody can tell.
-        """
+        """End the call in the block with `UpstreamSilent` when its worker is given up."""
+        # An outside model sends its answer whole, so its silence means nothing.
         if is_text(worker.upstream):
             yield
             return
@@ -277,23 +277,22 @@ class WorkerTable:
         try:
             async with ending:
                 yield
-            if (
-                worker.load == 1
-            ):  # a call that is cancelled leaves the question open whether its worker would have answered
+            # Only after a call that ended normally. One that was cancelled leaves open whether its worker
+            # would have answered.
+            if worker.load == 1:
                 worker.quiet_since = None
         except TimeoutError as error:
             if not ending.expired():
                 raise
             raise UpstreamSilent(
                 f"Worker {worker.row.id} at {worker.row.address} gave no token for {worker.quiet_s():.1f} s "
-                "and does not "
-                "answer its health checks. Is its process stopped?"
+                "and does not answer its health checks. Is its process stopped?"
             ) from error
         finally:
             worker.calls.discard(ending)
 
     async def _watch(self) -> None:
-        """Ask quiet workers for their health. There is one such task, from the first call on."""
+        """Check the health of quiet workers, from the first call on."""
         loop = asyncio.get_running_loop()
         probe_s = self._timeouts.probe_s
         while True:
@@ -308,7 +307,8 @@ class WorkerTable:
                     self._spawn(self._check(worker))
 
     async def _check(self, worker: Worker) -> None:
-        """A worker that answers is slow at worst: how slow it may be, the limits of each call say."""
+        """Suspect a quiet worker if it fails its health check."""
+        # A worker that passes may just be slow; `first_token_s` and `idle_s` of each call limit that.
         if await worker.upstream.healthy():
             if not worker.load:
                 worker.quiet_since = None
@@ -323,16 +323,14 @@ class WorkerTable:
             self._spawn(self._probe(worker, silent=silent))
 
     async def _probe(self, worker: Worker, *, silent: bool) -> None:
-        """Wait until a suspect worker can have calls again. While it is not even heard, nothing more comes
-        of those it has.
-        """
+        """Probe a suspect worker until it can take calls again. While it is quiet, end its calls."""
         pause = _PROBE_S
         while worker.suspect and not await self._answers(worker, silent=silent):
             if worker.quiet_s() >= self._timeouts.probe_s:
                 self._cut_off(worker)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _PROBE_MAX_S)
-        log.info("Engine worker %s at %s can have calls again.", worker.row.id, worker.row.address)
+        log.info("Engine worker %s at %s can take calls again.", worker.row.id, worker.row.address)
         worker.suspect = False
         worker.quiet_since = None
         if worker.load:
@@ -340,11 +338,10 @@ class WorkerTable:
         await self._notify()
 
     async def _answers(self, worker: Worker, *, silent: bool) -> bool:
-        """Whether a worker is healthy and, if it had been silent, gives a token: an engine that is stuck
-        may say it is well.
-        """
+        """Whether a worker is healthy and, if it was silent, samples a token."""
         if not await worker.upstream.healthy():
             return False
+        # The HTTP server of a stuck engine may still report that it is healthy.
         if not silent or is_text(worker.upstream):
             return True
         upstream = cast("Upstream", worker.upstream)
@@ -373,9 +370,7 @@ class WorkerTable:
 
 
 def connect_upstream(row: WorkerRow, language: PolicyLanguage | None = None) -> AnyUpstream:
-    """The client for a worker's kind. Raises `ConfigError` for a kind nobody knows, or an address that the
-    kind refuses.
-    """
+    """The client for a worker's kind. Raises `ConfigError` for an unknown kind or an invalid address."""
     try:
         kind: Callable[..., AnyUpstream] = load("upstream", row.kind)
         upstream = kind(row.address, version=row.version)

@@ -24,7 +24,7 @@ class Talk:
     def __init__(self, language: PolicyLanguage, history: str = "keep") -> None:
         self.language, self.history = language, history
         self.forest, self.conversations = Forest("s"), Conversations()
-        self.heads: set[str] = set()
+        self.seen_prefixes: set[str] = set()
         self.prompts: list[Prompt] = []
         self.sampled: list[list[int]] = []
 
@@ -46,7 +46,7 @@ class Talk:
         number = len(self.prompts)
         chain = self.forest.chain(context_digest(request.tools), request.messages)
         prompt = continue_from(
-            self.forest, self.heads, self.conversations, chain, request, self.language, self.history
+            self.forest, self.seen_prefixes, self.conversations, chain, request, self.language, self.history
         )
         parent = prompt.parent
         if parent is not None:
@@ -56,7 +56,7 @@ class Talk:
         parser.feed(sampled)
         answer = parser.finish()
         digest = answer_digest(chain[-1], answer)
-        self.heads.update([*chain, digest])
+        self.seen_prefixes.update([*chain, digest])
         self.conversations.begin(f"c{number}", request, None if parent is None else parent.call_id)
         self.forest.add_completion(f"c{number}", segment.id, sampled, [0.0] * len(sampled), digest)
         self.forest.add_replays(chain[-1], answer, digest)

@@ -93,7 +93,7 @@ def test_a_template_that_changes_what_came_before_starts_a_branch(tmp_path: Path
     assert broken is not None
     assert broken.kind == "template"
     assert broken.detail.startswith(
-        "compared with call c0: the template writes what comes before its answer in another way"
+        "compared with call c0: the template renders the text before the answer differently"
     )
     _, _, old, new = broken.detail.split("\n")
     assert old.startswith("-1 messages<|im_start|>")

@@ -24,7 +24,7 @@ Held = list[CallConversation]
 async def held(world: World, session: OpenedSession) -> Held:
     found = await world.proxy.sessions.by_key(session.key)
     assert found is not None
-    return found.strand(None).conversations.newest_first()
+    return found.policy_context(None).conversations.newest_first()
 
 
 async def before_and_after(world: World, session: OpenedSession) -> tuple[Held, Held]:
