@@ -37,7 +37,7 @@ _SAID = frozenset({
 task."""
 _WRITABLE = {"io": Io, "files": Files, "command": CommandCheck, "pytest": PytestCheck}
 _PROGRAM = "check.py"
-_JUDGE = ("pytests.py", "testing.py", "counting.py", "outcome.py")
+_JUDGE = ("pytests.py", "testing.py", "pytest_report.py", "outcome.py")
 """What `pytest` checks need beside the program."""
 _TAKEN = (
     "test.sh",

@@ -2,7 +2,7 @@
 
 The report is made and judged as `harnessgym.grading.checks.pytests` does, by the same texts: `testing.py`
 runs pytest in a process of its own over tests laid in a new folder, where no conftest.py, pytest.ini,
-sitecustomize.py or plugin of the workspace is looked for; `counting.py` holds ids, phases, exit codes and
+sitecustomize.py or plugin of the workspace is looked for; `pytest_report.py` holds ids, phases, exit codes and
 tests with random names against each other.
 
 If this runs as root, that process is of a user that nobody else is, who can write neither where the reward is
@@ -41,10 +41,10 @@ class PytestJudge:
 
     def __init__(self, here: Path, names: Sequence[str], run: Runner) -> None:
         """`names` are the task's test files below the folder `here`."""
-        from counting import Canaries, Report, count  # type: ignore[import-not-found,unused-ignore]
+        from pytest_report import Canaries, PytestReport, count  # type: ignore[import-not-found,unused-ignore]
 
         self._draw = Canaries.draw
-        self._parse = Report.parse
+        self._parse = PytestReport.parse
         self._count = count
         self._run = run
         self._texts = {name: (here / name).read_bytes().decode() for name in names}
