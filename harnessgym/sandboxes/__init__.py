@@ -1,1 +1,1 @@
-"""Sandbox backends, one file each: `process` and `bubblewrap`. Both run harnesses through a fork server."""
+"""Sandbox backends: `process` and `bubblewrap` run harnesses through a fork server, `docker` in containers."""

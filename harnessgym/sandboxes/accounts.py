@@ -1,5 +1,6 @@
-"""A name for the harness's user in an image that has none: programs that look themselves up would fail
-without one.
+"""Gives the harness's user a name in an image that has none.
+
+Programs that look up their own user fail without one.
 """
 
 import contextlib
@@ -21,16 +22,17 @@ _NUMBER = re.compile("[0-9]{1,10}")
 def accounts(
     client: Any, image: str, folder: Path, user: int, home: str, labels: Mapping[str, str]
 ) -> tuple[tuple[Path, str], ...]:
-    """The files that give user and group `user` the name `agent`, made in `folder`, with where they belong.
+    """Writes the files that name user and group `user` `agent` to `folder`; returns them with their targets.
 
-    Only those that the image needs: none when it knows the user already. Blocks; raises what the engine's
-    client raises.
+    Writes only the files that the image needs, and none if the image already knows the user. Blocks; raises
+    what the engine's client raises.
     """
     made = _made(client, image, f"harnessgym-accounts-{folder.parent.parent.name}-{folder.name}", labels)
     try:
         texts = {path: _read(client, made, path) for path in (USERS, GROUP)}
     finally:
         client.remove_container(made, v=True, force=True)
+    # An image without users gets root too: some programs fail if user 0 has no name.
     lines = {USERS: f"agent:x:{user}:{user}:agent:{home}:/bin/sh\n", GROUP: f"agent:x:{user}:\n"}
     if not texts[USERS]:
         lines[USERS] = "root:x:0:0:root:/root:/bin/sh\n" + lines[USERS]
@@ -47,7 +49,7 @@ def accounts(
 
 
 def _made(client: Any, image: str, name: str, labels: Mapping[str, str]) -> str:
-    """A container to look into, in place of the one that an earlier call left when it lost the engine."""
+    """Creates a container to read files from; removes one that an earlier, interrupted call left."""
     with contextlib.suppress(sdk().errors.NotFound):
         client.remove_container(name, v=True, force=True)
     return str(client.create_container(image=image, name=name, entrypoint=["/"], labels=dict(labels))["Id"])
@@ -59,7 +61,7 @@ def _numbers(text: str) -> set[int]:
 
 
 def _read(client: Any, made: str, path: str) -> str:
-    """A file of a container that never ran; empty when there is none, or no plain one of reasonable size."""
+    """Returns a file of a container that never ran; empty unless it is a regular file of at most 1 MiB."""
     try:
         pieces, _ = client.get_archive(made, path)
     except sdk().errors.NotFound:

@@ -1,9 +1,8 @@
-"""The node's connection to the agent in a container: commands, the workspace, listeners, and the end of all
-of it.
+"""The node's connection to the agent in a container: starts commands, opens the workspace and listeners.
 
-The agent connects to a socket of ours that only its container sees; the socket is removed once it has. So
-nothing inside can be connected to, by us or by a harness, and whoever loses the connection knows that the
-other is gone.
+The agent connects to a socket of the node that only its container sees. The node removes the socket once the
+agent has connected, so nothing listens inside the container for a harness to connect to. If the connection
+closes, each side knows that the other is gone.
 """
 
 import asyncio
@@ -38,13 +37,11 @@ _DEATH_S = 30.0
 """How long the agent may take to kill and collect a command before the sandbox counts as broken."""
 _ANSWER_S = 30.0
 _LATE_S = 2.0
-"""How much later than its supervisor the node ends a command whose time is over."""
+"""Extra time past a command's timeout before the node itself ends it; its supervisor should end it first."""
 
 
 class AgentSocket:
-    """A folder with a socket that one agent connects to. Mounted into the container, it holds nothing
-    else.
-    """
+    """A folder with the socket that one agent connects to. It is mounted into the container and holds only that."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -54,10 +51,10 @@ class AgentSocket:
         )
         inside = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            self._listener.bind(f"/proc/self/fd/{inside}/{SOCKET}")  # a socket's own path may have 107 bytes
-            (folder / SOCKET).chmod(
-                0o666
-            )  # root without capabilities is nobody, where the folder is another user's
+            # The kernel limits a socket's path to 107 bytes; the path through the descriptor is short.
+            self._listener.bind(f"/proc/self/fd/{inside}/{SOCKET}")
+            # The agent is root without the capability to override permissions, so the mode must allow others.
+            (folder / SOCKET).chmod(0o666)
             self._listener.listen(1)
         except OSError:
             self._listener.close()
@@ -66,7 +63,7 @@ class AgentSocket:
             os.close(inside)
 
     async def answer(self, timeout_s: float) -> "AgentConnection":
-        """The agent's connection. Raises TimeoutError when none came."""
+        """Waits for the agent's connection and removes the socket. Raises TimeoutError if none comes."""
         async with asyncio.timeout(timeout_s):
             await readable(self._listener)
         connection, _ = self._listener.accept()
@@ -99,7 +96,7 @@ class AgentConnection:
 
     @property
     def frozen(self) -> bool:
-        """Whether the sandbox is paused: nobody in it can be late then."""
+        """Whether the sandbox is paused. Timeouts do not advance while it is."""
         return self._frozen_at is not None
 
     @frozen.setter
@@ -109,15 +106,16 @@ class AgentConnection:
         self._frozen_at = time.monotonic() if frozen else None
 
     async def root(self, number: int = 0) -> int:
-        """A descriptor (O_PATH), which the caller owns: of the workspace, or of the folder of that number
-        beside it, from 1.
+        """Returns a descriptor (O_PATH) of the workspace (0) or of the n-th folder beside it (from 1).
+
+        The caller owns it.
         """
         descriptor = await self._ask("R", number)
         assert descriptor >= 0
         return descriptor
 
     async def listen(self, port: int) -> socket.socket:
-        """A listener on the sandbox's own loopback."""
+        """Opens a listener on the sandbox's own loopback."""
         return socket.socket(fileno=await self._ask("L", port))
 
     async def kill_all(self) -> None:
@@ -137,8 +135,9 @@ class AgentConnection:
         on_output: OnOutput | None,
         owner: int | None,
     ) -> ExecResult:
-        """Runs a command to its end. `owner` is whom its pipes are given to, so that it may open them by
-        name.
+        """Runs a command to its end.
+
+        The user `owner` gets the command's pipes, so that it can open `/dev/stdout` by name.
         """
         outputs = Output("stdout", max_output, on_output), Output("stderr", max_output, on_output)
         body = pack_order(order)
@@ -149,6 +148,7 @@ class AgentConnection:
             for pipe, output in zip(pipes, outputs, strict=True)
         ]
         try:
+            # The command and its children are dead when the report comes, so the pipes hold all its output.
             report, late = await self._follow(channel, body, order.timeout_s)
             for drain in drains:
                 drain.finish()
@@ -174,7 +174,7 @@ class AgentConnection:
         )
 
     def close(self) -> None:
-        """Closes the connection, on which the agent ends. May be called twice."""
+        """Closes the connection, which ends the agent. May be called twice."""
         if self.gone:
             return
         self.gone = True
@@ -184,13 +184,16 @@ class AgentConnection:
         for waiting in unanswered:
             if not waiting.done():
                 waiting.set_exception(_gone())
+        # Read the exception, or asyncio logs it as never retrieved when nobody awaits the greeting.
         if self.greeted.done() and not self.greeted.cancelled():
-            self.greeted.exception()  # seen, if nobody asked
+            self.greeted.exception()
 
     def _start(self, stdin: bytes | None, owner: int | None) -> tuple[socket.socket, tuple[int, int]]:
-        """Our ends of a new command's channel, stdout and stderr."""
+        """Starts a command; returns our ends of its channel, stdout and stderr."""
         if self.gone:
             raise _gone()
+        # The far ends are always closed here: the agent holds its own copies, and ours would hide the end of
+        # the pipes. Our ends are closed only if an error keeps them from being returned.
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             try:
                 channel, far = socket.socketpair()
@@ -210,11 +213,10 @@ class AgentConnection:
         return channel, (out_read, err_read)
 
     async def _follow(self, channel: socket.socket, body: bytes, timeout_s: float) -> tuple[ExecReport, bool]:
-        """Orders a command and waits for its report; a cancelled one is killed first. Also whether we had to
-        end it.
+        """Sends a command's order; returns its report and whether the node had to end the command.
 
-        Its supervisor ends it at its timeout. One that the command leaves no processor, so that it loses
-        time, is told to.
+        The command's supervisor ends it at its timeout. If the supervisor is late, because the command leaves
+        it no CPU time, the node tells it to. When this is cancelled, the command is killed first.
         """
         watching = asyncio.create_task(self._report(channel, body))
         try:
@@ -235,13 +237,12 @@ class AgentConnection:
             await asyncio.gather(watching, return_exceptions=True)
 
     async def _ended(self, watching: asyncio.Task[ExecReport], within_s: float) -> bool:
-        """Whether a command ends within this time, in which the sandbox is not paused."""
+        """Returns whether a command ends within this time, not counting time in which the sandbox is paused."""
         end = self._awake_s() + within_s
         while not watching.done() and (left := end - self._awake_s()) > 0:
             await asyncio.wait({watching}, timeout=min(max(left, 0.05), 1.0))
-        await asyncio.wait(
-            {watching}, timeout=0.05
-        )  # what lay in the channel while we were stopped ourselves
+        # If this process was itself stopped for a while, the report may lie unread in the channel.
+        await asyncio.wait({watching}, timeout=0.05)
         return watching.done()
 
     def _awake_s(self) -> float:
@@ -249,7 +250,8 @@ class AgentConnection:
         return (time.monotonic() if self._frozen_at is None else self._frozen_at) - self._frozen_s
 
     async def _report(self, channel: socket.socket, body: bytes) -> ExecReport:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # killed already: the report says so
+        # The command may be killed before it has its order; the report says so then.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             await self._loop.sock_sendall(channel, body)
         data = b""
         while len(data) < REPORT_SIZE:
@@ -263,7 +265,7 @@ class AgentConnection:
         return parse_report(data)
 
     async def _ask(self, operation: Operation, value: int = 0) -> int:
-        """The descriptor that came with the answer, or -1."""
+        """Sends a request and returns the descriptor that comes with the answer, or -1."""
         if self.gone:
             raise _gone()
         self._number += 1
@@ -281,6 +283,7 @@ class AgentConnection:
             raise SandboxError(f"The sandbox's agent did not answer within {_ANSWER_S:.0f} s.") from error
         finally:
             del self._waiting[number]
+            # An answer can arrive just as the wait is cancelled; its descriptor would leak.
             if not taken:
                 _close_answer(waiting)
 
@@ -305,8 +308,9 @@ class AgentConnection:
         if len(packet) != REPLY_SIZE:
             self.close()
             return
+        # `recv_fds` cannot set MSG_CMSG_CLOEXEC, so mark the descriptors here.
         for descriptor in descriptors:
-            os.set_inheritable(descriptor, False)  # `recv_fds` passes no flag on that would do so
+            os.set_inheritable(descriptor, False)
         self._resolve(parse_reply(packet), descriptors[0] if descriptors else -1)
 
     def _resolve(self, reply: AgentReply, descriptor: int) -> None:
@@ -335,19 +339,20 @@ def _gone() -> SandboxError:
 
 
 def _stop(channel: socket.socket) -> None:
-    """Tells a command's supervisor to end it: nothing more comes, not even the rest of its order."""
-    with contextlib.suppress(OSError):  # it has already ended
+    """Tells a command's supervisor to end it, by closing our write side of the channel."""
+    # The command may have ended already.
+    with contextlib.suppress(OSError):
         channel.shutdown(socket.SHUT_WR)
 
 
 def _close_answer(waiting: asyncio.Future[int]) -> None:
-    """Closes the descriptor of an answer that came when nobody waited for it any more."""
+    """Closes the descriptor of an answer that nobody waits for any more."""
     if waiting.done() and not waiting.cancelled() and waiting.exception() is None and waiting.result() >= 0:
         os.close(waiting.result())
 
 
 def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack, owner: int | None) -> tuple[int, int]:
-    """A pipe whose ends are closed with each side's."""
+    """Opens a pipe; the read end closes with `ours`, the write end with `theirs`."""
     read, write = os.pipe()
     ours.callback(os.close, read)
     theirs.callback(os.close, write)

@@ -1,12 +1,11 @@
-"""A workspace's tree as one tar file, for snapshots: regular files, folders and links, with modes and
-modification times.
+"""Packs a workspace into one tar file for snapshots: regular files, folders, links, modes and mtimes.
 
-Links are kept as they are, hard links become files of their own, and what cannot be kept (devices, sockets,
-pipes) is left out. Unpacking writes by descriptors like every other access to a workspace, and refuses names
-that lead outside.
+Symbolic links are kept as they are, hard links become separate files, and devices, sockets and pipes are left
+out. Unpacking writes through descriptors, like every other access to a workspace, and refuses names that lead
+outside.
 
-The nanoseconds of a modification time stand in the field for the owner's name, which has no other use here:
-an extended header for each file would double the time to unpack.
+The field for the owner's name holds the nanoseconds of the modification time, because it has no other use
+here. An extended header for each file would double the time to unpack.
 """
 
 import os
@@ -25,10 +24,10 @@ _SECOND = 10**9
 
 
 def pack(workspace: Workspace, target: Path, *, max_bytes: int, max_files: int) -> int:
-    """Writes a tree to the new file `target`; folders and links count as files. Returns the bytes of its
-    files.
+    """Writes a workspace to the new file `target`. Returns the number of bytes in its files.
 
-    Raises SandboxError when it holds more than either bound, changes on the way, or cannot be written.
+    Folders and links count as files. Raises SandboxError if the workspace exceeds either bound, changes while
+    it is read, or the file cannot be written.
     """
     left = max_bytes
     try:
@@ -67,10 +66,9 @@ def _add(archive: tarfile.TarFile, entry: FolderEntry) -> None:
 
 
 def unpack(source: Path, workspace: Workspace) -> None:
-    """Lays the tree of an archive over a workspace: files and links replace what is there, folders are
-    merged.
+    """Unpacks an archive over a workspace: files and links replace what is there, folders are merged.
 
-    Raises SandboxError for what is no archive, for a name or a link on the way that leads outside, and for
+    Raises SandboxError if `source` is not an archive, if a name or a link in a path leads outside, and for
     anything but files, folders and symbolic links.
     """
     try:
@@ -81,13 +79,14 @@ def unpack(source: Path, workspace: Workspace) -> None:
         ):
             for info in archive:
                 unpacking.lay(info, file.fileno())
-                archive.members.clear()  # type: ignore[attr-defined]  # or it keeps all of them
+                # TarFile remembers every member otherwise, which takes much memory for large archives.
+                archive.members.clear()  # type: ignore[attr-defined]
     except tarfile.TarError as error:
         raise SandboxError(f"Cannot unpack {source}: {error}") from error
 
 
 class _Unpacking:
-    """Keeps the folder of the last member open: an archive's files come folder by folder."""
+    """Keeps the last member's folder open, because an archive's files come folder by folder."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -102,6 +101,8 @@ class _Unpacking:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            # Innermost folders first: a folder's mode may forbid entering it, and unpacking a member changes
+            # its folder's time.
             if error is None:
                 for parts, info in reversed(self._folders):
                     _keep(self._open(parts), info)
@@ -109,7 +110,7 @@ class _Unpacking:
             self._close()
 
     def lay(self, info: tarfile.TarInfo, source: int) -> None:
-        """Puts one member where it belongs; the modes and times of folders follow at the end."""
+        """Unpacks one member. The modes and times of folders are set at the end."""
         parts = PurePosixPath(info.name).parts
         if not parts or info.name.startswith("/") or ".." in parts or "\0" in info.name:
             raise SandboxError(

@@ -1,12 +1,11 @@
-"""bubblewrap: hostile by default, unprivileged, and fast enough to open per rollout.
+"""The bubblewrap backend: treats harnesses as hostile, needs no privileges, and opens fast enough per rollout.
 
-One `bwrap` stands around each fork server and gives it a small read-only root: the system's libraries, an
-interpreter, and what the harness may read. Each fork then leaves for namespaces of its own
-(`forkserver.walls`): it sees its workspace, an empty `/tmp` and home, its own `/proc`, and a loopback device
-with one open port, the relay to the proxy.
+One `bwrap` runs each fork server in a small read-only root: the system's libraries, an interpreter, and what
+the harness may read. Each fork then enters namespaces of its own (`forkserver.walls`). It sees its workspace,
+an empty `/tmp` and home, its own `/proc`, and a loopback device with one open port, the relay to the proxy.
 
-Started as root, the fork server and all harnesses become the user `user`; otherwise they stay this user, and
-look like `user` inside.
+If the node runs as root, the fork server and all harnesses run as the user `user`. Otherwise they run as the
+node's user, which appears as `user` inside.
 """
 
 import functools
@@ -29,7 +28,7 @@ from harnessgym.sandboxes.local_sandbox import SandboxPaths
 from harnessgym.sandboxes.relay import SandboxRelay
 
 _NODE = "/run/harnessgym"
-"""Where the fork server sees the node's folder. Every rollout covers it."""
+"""Where the fork server sees the node's folder. Each rollout mounts over it."""
 _NO_CERTIFICATES = "/etc/harnessgym/no-certificates"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC = (
@@ -63,7 +62,7 @@ class BubblewrapSettings(LocalSettings):
 
 
 def bubblewrap_available(bwrap: str = "bwrap") -> str | None:
-    """None if harnesses can be confined here, else why not and what to do."""
+    """Returns None if bubblewrap works here, else why it does not and what to do."""
     program = shutil.which(bwrap)
     if program is None:
         return "bubblewrap is not installed. Install it (`apt-get install bubblewrap`), or use the process sandbox."
@@ -121,18 +120,17 @@ class Bubblewrap(LocalBackend):
         return self
 
     def place(self, folder: Path) -> SandboxPaths:  # noqa: ARG002
-        """Fixed paths: they end up in prompts, and should not differ between rollouts."""
+        """Returns fixed paths: they appear in prompts and should not differ between rollouts."""
         env = {"PATH": f"{sys.prefix}/bin:{_PATH}", "HOME": walls.HOME, "USER": "agent", "LOGNAME": "agent"}
         env |= {"LANG": "C.UTF-8", "TMPDIR": walls.TEMPORARY, "SHELL": "/bin/sh"}
-        env["SSL_CERT_DIR"] = (
-            _NO_CERTIFICATES  # nothing here speaks TLS; loading a CA bundle costs 20 ms a client
-        )
+        # Nothing in the sandbox speaks TLS, and loading a CA bundle costs 20 ms per HTTP client.
+        env["SSL_CERT_DIR"] = _NO_CERTIFICATES
         return SandboxPaths(walls.WORKSPACE, env)
 
     def confine(
         self, order: ForkOrder, workspace: Path, readable: Sequence[str], port: int, python: str
     ) -> ForkOrder:
-        """Adds namespaces, covers and the port that is served."""
+        """Adds namespaces, hidden and exposed paths, and the served port to an order."""
         prefixes = _prefixes(python or sys.executable)
         exposed = [path for path in (*prefixes, *readable) if _is_covered(path)]
         inside = f"{_NODE}/{workspace.relative_to(self.root)}"
@@ -147,8 +145,9 @@ class Bubblewrap(LocalBackend):
         )
 
     def spec(self, prewarm: Prewarm, readable: tuple[str, ...]) -> Spec:
-        """`bwrap` around the interpreter. With a user namespace when we are not root; as another user when
-        we are.
+        """Returns how to start the interpreter in `bwrap`.
+
+        Uses a user namespace if the node is not root, and another user if it is.
         """
         python = prewarm.python or sys.executable
         env = (
@@ -196,6 +195,7 @@ class Bubblewrap(LocalBackend):
         ]
         for path in (*_prefixes(python), str(FORKSERVER), *readable):
             words += [*_parents(path), "--ro-bind", path, path]
+        # Last, because bwrap applies its options in order: no mount point can be made in a read-only root.
         return [*words, "--remount-ro", "/", "--remount-ro", "/dev", "--chdir", "/", "--"]
 
     def _write_etc(self) -> None:
@@ -212,13 +212,11 @@ _FILES = {
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
     "resolv.conf": "",
 }
-"""The parts of `/etc` that name this machine's people and networks, replaced."""
+"""Replacements for the files in `/etc` that name this machine's users and networks."""
 
 
 def _system() -> list[str]:
-    """Options that show the system's programs and libraries. Nothing else of `/`: mounts there come and
-    go.
-    """
+    """Options that bind the system's programs and libraries, and nothing else in `/`: mounts there may change."""
     found = [
         ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind-try", path, path]
         for path in _SYSTEM
@@ -227,9 +225,7 @@ def _system() -> list[str]:
 
 
 def _parents(path: str) -> list[str]:
-    """Options that make the folders above a mount point; left to itself, bwrap closes them to all but
-    root.
-    """
+    """Options that create the folders above a mount point. By default, bwrap makes them for root only."""
     above = [
         str(folder) for folder in reversed(Path(path).parents) if str(folder) not in ("/", walls.TEMPORARY)
     ]
@@ -242,8 +238,9 @@ def _is_covered(path: str) -> bool:
 
 @functools.cache
 def task_folders(prefixes: tuple[str, ...]) -> tuple[str, ...]:
-    """Folders below interpreters' prefixes that hold the tests and solutions of installed tasks: no
-    harness may see them.
+    """Folders below interpreters' prefixes with the tests and solutions of installed tasks.
+
+    No harness may see them.
     """
     patterns = [f"lib/python3*/site-packages/{name}" for name in _ANSWERS]
     found = (path for prefix in prefixes for pattern in patterns for path in Path(prefix).glob(pattern))
@@ -252,10 +249,9 @@ def task_folders(prefixes: tuple[str, ...]) -> tuple[str, ...]:
 
 @functools.cache
 def unused_packages() -> tuple[str, ...]:
-    """What is installed beside the interpreter that this environment was made from, if the environment does
-    not use it.
+    """The base interpreter's site-packages, if this virtual environment does not use them.
 
-    Nothing runs with it, and it may hold the very package that a task is about.
+    No program needs them, and they may hold the very package that a task is about.
     """
     settings = Path(sys.prefix) / "pyvenv.cfg"
     if (
@@ -270,9 +266,7 @@ def unused_packages() -> tuple[str, ...]:
 
 @functools.cache
 def _prefixes(python: str) -> tuple[str, ...]:
-    """The folders an interpreter needs beside the system's: its own, and for a virtual environment its
-    base's.
-    """
+    """The folders an interpreter needs besides the system's: its prefix and, for a venv, its base's prefix."""
     if python == sys.executable:
         found = {sys.prefix, sys.base_prefix}
     else:

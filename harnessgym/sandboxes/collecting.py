@@ -1,6 +1,4 @@
-"""What lies beside a workspace, taken out with it: files and folders as data, whatever stands there
-instead.
-"""
+"""Exports files and folders that lie beside a workspace together with it, as plain data."""
 
 import os
 import stat
@@ -19,14 +17,14 @@ from harnessgym.task import OUTSIDE
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """A path beside the workspace that is asked for."""
+    """A path beside the workspace to export."""
 
     path: str
-    """Absolute, as it is called in the sandbox."""
+    """Absolute path in the sandbox."""
     root: int
-    """Descriptor of the folder that it lies in; the caller's."""
+    """Descriptor of the folder that contains it. The caller owns it."""
     parts: tuple[str, ...]
-    """The names from there; none for the folder itself."""
+    """The path relative to that folder; empty for the folder itself."""
 
 
 def export_with(
@@ -37,11 +35,11 @@ def export_with(
     max_bytes: int,
     max_files: int,
 ) -> WorkspaceExport:
-    """Copies a workspace to the new folder `local`, and what is collected to `OUTSIDE` in there, within the
-    same bounds.
+    """Copies a workspace to the new folder `local` and the collected paths to `local / OUTSIDE`.
 
-    What the workspace has of that name is left out; so are links and special files of what is collected. A
-    path that is not there is passed over. Raises SandboxError when this machine cannot take the files.
+    The bounds are for both together. An entry of the workspace named `OUTSIDE` is left out, and so are links
+    and special files in collected paths. A path that does not exist is skipped. Raises SandboxError if this
+    machine cannot store the files.
     """
     whole = workspace.export(local, max_bytes, max_files, without=OUTSIDE)
     for each in collected:
@@ -61,7 +59,10 @@ def export_with(
 def _take(
     each: Collected, outside: Path, owner: int | None, max_bytes: int, max_files: int
 ) -> WorkspaceExport:
-    """`left_out` is relative to the path: empty for the path itself, else beginning with a slash."""
+    """Copies one collected path.
+
+    `left_out` is relative to the path: "" is the path itself; other entries begin with a slash.
+    """
     place = Workspace(each.root, owner, 0)
     target = outside / each.path.lstrip("/")
     with ExitStack() as stack:
@@ -69,7 +70,8 @@ def _take(
             status, folder, name = _found(place, each, stack)
         except FileNotFoundError:
             return WorkspaceExport(0, 0, ())
-        except SandboxError:  # a folder on the way to it is something else
+        # A link or file stands in the place of a folder on the path, which may be a trap: leave it out.
+        except SandboxError:
             return WorkspaceExport(0, 0, ("",))
         target.parent.mkdir(parents=True, exist_ok=True)
         if stat.S_ISDIR(status.st_mode):
@@ -80,7 +82,10 @@ def _take(
 
 
 def _found(place: Workspace, each: Collected, stack: ExitStack) -> tuple[os.stat_result, int, str]:
-    """What it is; the descriptor of the folder that it is, or that holds it; its name there."""
+    """Returns the path's status, a descriptor, and a name.
+
+    For a folder, they are its own descriptor and ""; otherwise its parent's descriptor and its name there.
+    """
     if not each.parts:
         folder = stack.enter_context(place.opened())
         return os.fstat(folder), folder, ""

@@ -1,10 +1,9 @@
-"""Containers as sandboxes need them: closed to everything, with the agent as PID 1, and gone whatever happens
-to the node.
+"""Starts, pauses and removes sandbox containers: isolated, with the agent as PID 1, and never left behind.
 
-A container holds three ends of its own: the agent exits when the node's connection ends, the engine removes a
-container whose agent has exited, and what neither can do (a container that was paused, or never started, when
-its node was killed) the next node does that opens the same folder, by the labels: a container is abandoned
-when nobody holds the lock on its lease.
+The agent exits when the node's connection ends, and the engine removes a container whose agent has exited.
+That fails for a container that was paused or never started when its node was killed. The next node that opens
+the same folder removes it: the labels name the container's lease, and a container whose lease nobody locks is
+abandoned.
 """
 
 import asyncio
@@ -31,8 +30,8 @@ _log = logging.getLogger(__name__)
 WORKSPACE = "/workspace"
 HOME = "/home/agent"
 SET_ASIDE = "/.harnessgym/home"
-"""What an image had where its home leads to the workspace (`harnessgym.sandboxes.images.home`). For root
-alone."""
+"""Original content of the image's home, which now links to the workspace (`harnessgym.sandboxes.images.home`).
+Only root can read it."""
 ROOT_LABEL = "harnessgym.root"
 NODE_LABEL = "harnessgym.node"
 LEASE_LABEL = "harnessgym.lease"
@@ -40,7 +39,7 @@ HOME_LABEL = "harnessgym.home"
 _AGENT = "/run/harnessgym/agent"
 _DOOR = "/run/harnessgym/door"
 _KEPT = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID")
-"""The agent's own capabilities. It hands none to commands, and those over files and users to root's."""
+"""The agent's capabilities. Commands get none; root's commands get those over files and users."""
 _OWN_PROCESSES = 2
 """The agent and one supervisor."""
 _START_S = 60.0
@@ -48,29 +47,27 @@ _LOOK_S = 2.0
 _REMOVAL_S = 60.0
 _NOT_FROZEN = "unable to freeze"
 _FREEZE_AGAIN_S = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
-"""On a busy machine the first version of control groups cannot always freeze a process in the time that
-runc gives it."""
+"""Pauses between attempts. On a busy machine, cgroup v1 may not freeze a process in the time runc allows."""
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image, pinned to what its name stood for when it was first asked for."""
+    """An image, pinned to the id that its name had when it was first used."""
 
     id: str
     env: tuple[tuple[str, str], ...]
     volumes: tuple[str, ...]
-    """Folders that it declares as volumes: each would be a writable folder of the engine's, without
-    bounds."""
+    """Folders that it declares as volumes. The engine would make each writable and unbounded."""
     home: str
-    """The path in it that leads to the workspace, if one does."""
+    """The path in it that links to the workspace; empty if there is none."""
     accounts: tuple[tuple[Path, str], ...]
-    """Files of ours that give the harness's user a name there, with where they belong."""
+    """Our files that name the harness's user, each with its path in the container."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerPlan:
-    """Everything that makes two containers different. Containers of equal plans can stand for each other."""
+    """Everything in which two containers can differ. Containers of equal plans are interchangeable."""
 
     image: Image
     memory_mb: int
@@ -79,7 +76,7 @@ class ContainerPlan:
     cpus: float
     readable: tuple[str, ...]
     inodes: tuple[tuple[int, int], ...]
-    """Which files `readable` names at present: who replaces one wants the new one to be seen."""
+    """Device and inode of each path in `readable`: a replaced file makes a different plan."""
     user: int
     tmp_mb: int
     folders: tuple[str, ...] = ()
@@ -94,7 +91,7 @@ class ContainerPlan:
         tmp_mb: int,
         folders: tuple[str, ...] = (),
     ) -> "ContainerPlan":
-        """The plan for a sandbox of these limits. Raises OSError when something readable is not there."""
+        """Returns the plan for a sandbox with these limits. Raises OSError if a readable path is missing."""
         inodes = tuple((found.st_dev, found.st_ino) for found in map(os.stat, readable))
         bounds = (limits.memory_mb, limits.disk_mb, limits.processes, limits.cpus)
         return cls(image, *bounds, readable, inodes, user, tmp_mb, folders)
@@ -102,7 +99,7 @@ class ContainerPlan:
 
 @dataclass(slots=True)
 class Container:
-    """One running container and the ends of it that this node holds."""
+    """One running container, with the node's connection to it and its workspace."""
 
     id: str
     plan: ContainerPlan
@@ -113,7 +110,7 @@ class Container:
     paused: bool = field(default=False)
 
     def close(self) -> None:
-        """Closes what is held here; the container ends with it."""
+        """Closes the connection and the workspace. The container ends as a result."""
         self.inside.close()
         if self.root >= 0:
             os.close(self.root)
@@ -129,13 +126,14 @@ class Containers:
         self._user = user
         self._labels = {ROOT_LABEL: str(root.parent), NODE_LABEL: root.name, LEASE_LABEL: str(root)}
         self._images: dict[str, asyncio.Task[Image]] = {}
-        self._one_at_a_time = asyncio.Lock()  # two names may stand for one image
+        # Two names may stand for one image, whose account files must be written only once at a time.
+        self._one_at_a_time = asyncio.Lock()
         self._tidying: set[asyncio.Task[None]] = set()
         self._left: set[str] = set()
-        """What could not be removed, because the engine was away."""
+        """Containers that could not be removed because the engine did not answer."""
 
     async def image(self, name: str) -> Image:
-        """Looks an image up, once. Raises SandboxError when the engine has none of that name."""
+        """Looks an image up once. Raises SandboxError if the engine has no image of that name."""
         looking = self._images.get(name)
         if looking is None:
             looking = self._images[name] = asyncio.create_task(self._look(name))
@@ -143,7 +141,8 @@ class Containers:
         return await asyncio.shield(looking)
 
     async def start(self, plan: ContainerPlan) -> Container:
-        """A new container with an empty workspace, its agent connected. Cancelled, it leaves nothing."""
+        """Starts a container with an empty workspace and waits for its agent. Leaves nothing when cancelled."""
+        # The engine's call cannot be interrupted, so a cancelled start runs to its end and is then undone.
         starting = asyncio.create_task(self._start(plan))
         try:
             return await asyncio.shield(starting)
@@ -155,17 +154,16 @@ class Containers:
             raise
 
     async def aclose(self) -> None:
-        """Waits for what is still being looked at, or removed after a cancelled start; removes what is
-        left.
-        """
+        """Waits for running look-ups and clean-ups, then removes the containers that are left."""
         await asyncio.gather(*self._tidying, *self._images.values(), return_exceptions=True)
         await asyncio.gather(*map(self._clear, list(self._left)))
 
     async def pause(self, container: Container) -> None:
-        """Freezes every process in it, also when the caller is cancelled meanwhile. Raises SandboxError."""
+        """Freezes every process in it, even if the caller is cancelled meanwhile. Raises SandboxError."""
         await through(asyncio.create_task(self._pause(container)))
 
     async def _pause(self, container: Container) -> None:
+        # Set before the engine is called: no timeout may expire while the processes are being frozen.
         container.inside.frozen = True
         try:
             await self._freeze(container.id)
@@ -175,7 +173,7 @@ class Containers:
         container.paused = True
 
     async def resume(self, container: Container) -> None:
-        """Lets them go on, also when the caller is cancelled meanwhile. Raises SandboxError."""
+        """Unfreezes its processes, even if the caller is cancelled meanwhile. Raises SandboxError."""
         await through(asyncio.create_task(self._resume(container)))
 
     async def _resume(self, container: Container) -> None:
@@ -183,14 +181,15 @@ class Containers:
         container.paused = container.inside.frozen = False
 
     async def remove(self, container: Container) -> None:
-        """Kills what runs in it and removes it, also when the caller is cancelled meanwhile. Never raises
-        anything else.
+        """Kills its processes and removes it, even if the caller is cancelled meanwhile.
 
-        Where the engine is away, the container ends all the same, and goes with the next `reap`.
+        Raises nothing but CancelledError. If the engine does not answer, the container still ends, and the
+        next `reap` removes it.
         """
         await through(asyncio.create_task(self._remove(container)))
 
     async def _remove(self, container: Container) -> None:
+        # A paused agent cannot answer; the engine's forced removal kills it.
         if not container.paused:
             with contextlib.suppress(SandboxError):
                 await container.inside.end()
@@ -199,9 +198,9 @@ class Containers:
         await asyncio.to_thread(shutil.rmtree, container.folder, ignore_errors=True)
 
     async def reap(self) -> int:
-        """Removes the containers of nodes that died, of this workspace root alone, and our own that are left.
+        """Removes the containers of dead nodes with this workspace root, and our own that are left over.
 
-        Returns how many were of the dead. Raises EngineError.
+        Returns how many belonged to dead nodes. Raises EngineError.
         """
         await asyncio.gather(*map(self._clear, list(self._left)))
         labels = {"label": [f"{ROOT_LABEL}={self._labels[ROOT_LABEL]}"]}
@@ -267,7 +266,7 @@ class Containers:
             raise
 
     async def _answered(self, door: AgentSocket, made: str) -> AgentConnection:
-        """The connection of a container's agent, as soon as it is there or can no longer come."""
+        """Waits for the agent's connection. Raises SandboxError once the container has ended or time is up."""
         deadline = asyncio.get_running_loop().time() + _START_S
         while True:
             try:
@@ -313,8 +312,9 @@ class Containers:
         return await self._once(self._engine.client.pause, made, "already paused")
 
     async def _once(self, do: Callable[[str], None], made: str, done: str) -> None:
-        """Asks for what can be done once. `done` is what the engine says when it is, if its first answer
-        was lost.
+        """Calls the engine for a change that only works once, such as pausing.
+
+        A call is repeated if its answer was lost. `done` is the error that the engine gives for the repeat.
         """
         try:
             await self._engine.call(do, made)
@@ -323,7 +323,7 @@ class Containers:
                 raise
 
     async def _create(self, plan: ContainerPlan, folder: Path, name: str) -> str:
-        """The new container's id; that of the one with its name, if the answer that told of it was lost."""
+        """Creates a container and returns its id."""
         client = self._engine.client
         agent = await asyncio.to_thread(agent_binary)
         host = client.create_host_config(**_host(plan, agent, folder))
@@ -344,17 +344,19 @@ class Containers:
             )
         except EngineError as error:
             if error.status == 404:
-                self._images.clear()  # somebody removed it, and its name may stand for another by now
+                # Somebody removed the image, and its name may stand for another one by now.
+                self._images.clear()
                 raise SandboxError(
                     f"The image {plan.image.id} was removed from the engine. Open the sandbox again."
                 ) from error
+            # 409: the name is taken, because an earlier call made the container and its answer was lost.
             if error.status != 409:
                 raise
             answer = await self._engine.call(client.inspect_container, name)
         return str(answer["Id"])
 
     async def _clear(self, made: str) -> None:
-        """Discards a container of ours, or remembers it for later."""
+        """Removes one of our containers, or remembers it for later if the engine fails."""
         try:
             await self._discard(made)
             self._left.discard(made)
@@ -363,13 +365,14 @@ class Containers:
             _log.warning("Container %s could not be removed yet: %s", made[:12], error)
 
     async def _discard(self, made: str) -> None:
-        """Returns when the engine knows it no more. Raises EngineError."""
+        """Removes a container and waits until the engine no longer knows it. Raises EngineError."""
         try:
             await self._engine.call(self._engine.client.remove_container, made, v=True, force=True)
         except EngineError as error:
             if error.status == 404:
                 return
-            if error.status != 409:  # it is being removed already
+            # 409: the engine is removing it already.
+            if error.status != 409:
                 raise
             await self._gone(made)
 
@@ -389,11 +392,12 @@ class Containers:
 
 
 def _host(plan: ContainerPlan, agent: Path, folder: Path) -> dict[str, Any]:
-    """What surrounds the agent. Files are kept in memory: the limit of memory is for them too."""
+    """Returns the host configuration of a container. Its files are in memory and count against that limit."""
     types = sdk().types
 
     def bound(source: str, target: str) -> Any:
-        """Without what is mounted below it: that would not be read-only."""
+        """A read-only bind mount."""
+        # Not recursive: mounts below the source would stay writable.
         mount = types.Mount(target, source, type="bind", read_only=True)
         return {**mount, "BindOptions": {"NonRecursive": True}}
 
@@ -404,6 +408,7 @@ def _host(plan: ContainerPlan, agent: Path, folder: Path) -> dict[str, Any]:
     disk = f"rw,exec,nosuid,nodev,size={plan.disk_mb}m,nr_inodes=1m,{owned}"
     tmpfs[WORKSPACE] = f"{disk},mode=0700"
     tmpfs |= dict.fromkeys(plan.folders, f"{disk},mode=0755")
+    # Only the folder of the socket is mounted: the agent's connection is the one way in.
     mounts = [bound(str(agent), _AGENT), bound(str(folder / "door"), _DOOR)]
     mounts += [bound(str(file), path) for file, path in plan.image.accounts]
     return {

@@ -1,4 +1,4 @@
-"""Descriptors that commands are given, and waiting for one to be readable."""
+"""A command's stdin as a descriptor, and waiting until a socket is readable."""
 
 import asyncio
 import os
@@ -6,11 +6,10 @@ import socket
 
 
 def stdin_of(data: bytes | None) -> int:
-    """A descriptor that a command reads `data` from, to its end; of None, the end comes at once. The
-    caller closes it.
-    """
+    """Returns a descriptor from which a command reads `data`; None is an empty input. The caller closes it."""
     if data is None:
         return os.open(os.devnull, os.O_RDONLY)
+    # A file in memory, not a pipe: nobody has to feed it, and the command cannot block us by not reading.
     descriptor = os.memfd_create("stdin")
     with os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(data)
@@ -19,7 +18,7 @@ def stdin_of(data: bytes | None) -> int:
 
 
 async def readable(waited: socket.socket) -> None:
-    """Returns when a socket has something to read, a connection to accept, or its end."""
+    """Waits until a socket has data to read, a connection to accept, or has ended."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     loop.add_reader(waited, lambda: None if ready.done() else ready.set_result(None))
