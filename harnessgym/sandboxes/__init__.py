@@ -1,1 +1,1 @@
-"""Sandbox backends: `process` and `bubblewrap` run harnesses through a fork server, `docker` in containers."""
+"""Sandbox backends: `process` and `bubblewrap` use a fork server, `docker` starts containers."""

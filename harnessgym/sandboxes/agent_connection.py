@@ -41,7 +41,7 @@ _LATE_S = 2.0
 
 
 class AgentSocket:
-    """A folder with the socket that one agent connects to. It is mounted into the container and holds only that."""
+    """A folder that holds the socket one agent connects to, and nothing else. The container mounts it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -237,7 +237,7 @@ class AgentConnection:
             await asyncio.gather(watching, return_exceptions=True)
 
     async def _ended(self, watching: asyncio.Task[ExecReport], within_s: float) -> bool:
-        """Returns whether a command ends within this time, not counting time in which the sandbox is paused."""
+        """Returns whether a command ends within this time, not counting time that the sandbox is paused."""
         end = self._awake_s() + within_s
         while not watching.done() and (left := end - self._awake_s()) > 0:
             await asyncio.wait({watching}, timeout=min(max(left, 0.05), 1.0))

@@ -1,4 +1,4 @@
-"""The bubblewrap backend: treats harnesses as hostile, needs no privileges, and opens fast enough per rollout.
+"""The bubblewrap backend: treats harnesses as hostile, needs no privileges, opens fast enough per rollout.
 
 One `bwrap` runs each fork server in a small read-only root: the system's libraries, an interpreter, and what
 the harness may read. Each fork then enters namespaces of its own (`forkserver.walls`). It sees its workspace,
@@ -216,7 +216,7 @@ _FILES = {
 
 
 def _system() -> list[str]:
-    """Options that bind the system's programs and libraries, and nothing else in `/`: mounts there may change."""
+    """Options that bind the system's programs and libraries. Other mounts in `/` may change at any time."""
     found = [
         ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind-try", path, path]
         for path in _SYSTEM
@@ -266,7 +266,7 @@ def unused_packages() -> tuple[str, ...]:
 
 @functools.cache
 def _prefixes(python: str) -> tuple[str, ...]:
-    """The folders an interpreter needs besides the system's: its prefix and, for a venv, its base's prefix."""
+    """The folders an interpreter needs besides the system's: its prefix and, in a venv, the base prefix."""
     if python == sys.executable:
         found = {sys.prefix, sys.base_prefix}
     else:

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 WORKSPACE = "/workspace"
 HOME = "/home/agent"
 SET_ASIDE = "/.harnessgym/home"
-"""Original content of the image's home, which now links to the workspace (`harnessgym.sandboxes.images.home`).
+"""Original content of the image's home, which links to the workspace (`harnessgym.sandboxes.images.home`).
 Only root can read it."""
 ROOT_LABEL = "harnessgym.root"
 NODE_LABEL = "harnessgym.node"
@@ -141,7 +141,7 @@ class Containers:
         return await asyncio.shield(looking)
 
     async def start(self, plan: ContainerPlan) -> Container:
-        """Starts a container with an empty workspace and waits for its agent. Leaves nothing when cancelled."""
+        """Starts a container with an empty workspace and waits for its agent. Cancelling leaves nothing."""
         # The engine's call cannot be interrupted, so a cancelled start runs to its end and is then undone.
         starting = asyncio.create_task(self._start(plan))
         try:
@@ -266,7 +266,7 @@ class Containers:
             raise
 
     async def _answered(self, door: AgentSocket, made: str) -> AgentConnection:
-        """Waits for the agent's connection. Raises SandboxError once the container has ended or time is up."""
+        """Waits for the agent's connection. Raises SandboxError if the container ends or time is up."""
         deadline = asyncio.get_running_loop().time() + _START_S
         while True:
             try:

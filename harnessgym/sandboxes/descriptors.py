@@ -6,7 +6,7 @@ import socket
 
 
 def stdin_of(data: bytes | None) -> int:
-    """Returns a descriptor from which a command reads `data`; None is an empty input. The caller closes it."""
+    """Returns a descriptor from which a command reads `data` (None: nothing). The caller closes it."""
     if data is None:
         return os.open(os.devnull, os.O_RDONLY)
     # A file in memory, not a pipe: nobody has to feed it, and the command cannot block us by not reading.

@@ -1,15 +1,13 @@
-"""Docker: a container per rollout, from the task's own image, with limits that hold for all of its processes
-together.
+"""The Docker backend: one container per rollout, from the task's own image, limited as a whole.
 
 A container has no network, no capability, a read-only root, and its files in memory: `/workspace`, `/tmp`,
-the home folder. Commands do not go through the engine: the agent that is PID 1 (`agent/`) starts them on
-orders over a socket, hands the node a descriptor of the workspace, and a listener on the container's loopback
-that the relay serves from outside. So the engine is asked when a container is made, paused and removed, and
-in between may even be away.
+the home folder. Commands do not go through the engine. The agent, which is PID 1 (`agent/`), receives orders
+over a socket and starts them. It gives the node a descriptor of the workspace and a listener on the
+container's loopback, which the relay serves from outside. The engine is only needed to create, pause and
+remove a container; in between it may even be down.
 
-Limits: what is written counts as memory too, so a task needs `memory_mb` for its processes and its files.
-`disk_mb` bounds the workspace, and each folder that a task has beside it; the scratch folders have `tmp_mb`
-each.
+Files count against the memory limit, so a task needs `memory_mb` for its processes and its files. `disk_mb`
+limits the workspace and each folder that a task has beside it. Each scratch folder is limited to `tmp_mb`.
 """
 
 import asyncio
@@ -48,28 +46,26 @@ class DockerSettings(LocalSettings):
     """Settings of the `docker` backend."""
 
     proxy_socket_dir: Path | None = None
-    """Folder in which the proxy keeps its socket `proxy.sock`. Without one, nothing at all can be reached."""
+    """Folder in which the proxy keeps its socket `proxy.sock`. Without it, sandboxes can reach nothing."""
     port: int = 8080
     """Loopback port of the proxy, inside."""
     image: str = "harnessgym/python:latest"
-    """What a sandbox is made from when its task names no image."""
+    """The image of a sandbox whose task names none."""
     user: int = 1000
-    """User and group id of harnesses, inside and outside, when the node runs as root; otherwise they are
-    the node's own."""
+    """User and group id of harnesses, inside and outside, if the node runs as root. Otherwise harnesses have
+    the node's own ids."""
     tmp_mb: int = 64
-    """Size of each private in-memory folder (`/tmp`, home, `/dev/shm`, and what the image declares as a
-    volume)."""
+    """Size of each private in-memory folder: `/tmp`, home, `/dev/shm`, and the image's volumes."""
     host: str = ""
     """The engine, such as `unix:///run/docker.sock`; by default `DOCKER_HOST`, else the usual socket. It
     must be on this machine: sandboxes are reached through files."""
     spares: int = 4
-    """Containers that are started ahead of demand and kept paused, at most; 0 starts each when it is asked
-    for."""
+    """Most containers that are started ahead of demand and kept paused; 0 starts each on demand."""
     reap_s: float = 60.0
-    """Seconds between two looks for what dead nodes of the same folder left."""
+    """Seconds between two searches for containers that dead nodes of the same folder left."""
     engine_wait_s: float = 30.0
-    """How long the engine may be away, as when it is started again, before what needs it fails. What runs
-    does not need it."""
+    """How long calls wait for an engine that does not answer, such as during a restart. Running commands do
+    not need the engine."""
 
 
 class Docker:
@@ -98,7 +94,7 @@ class Docker:
         self.options = settings or DockerSettings()
         self.user = self.options.user if os.getuid() == 0 else os.getuid()
         self.owner = self.user if os.getuid() == 0 else None
-        """Whom files of a workspace are given to; None when they are ours."""
+        """User who gets the files of a workspace; None if they stay ours."""
         self._lease: Lease | None = None
         self._engine: DockerEngine | None = None
         self._containers: Containers | None = None
@@ -124,7 +120,7 @@ class Docker:
 
     @property
     def containers(self) -> Containers:
-        """Raises SandboxError before the backend is opened."""
+        """The node's containers. Raises SandboxError before the backend is opened."""
         if self._containers is None:
             raise SandboxError("The docker backend is not open. Use `async with` around it.")
         return self._containers
@@ -149,7 +145,7 @@ class Docker:
 
     @property
     def pool(self) -> PoolCounts:
-        """How many claims found a spare container, and how many did not."""
+        """Counts of the warm pool, such as how many claims found a spare container."""
         return PoolCounts(0, 0, 0, 0) if self._pool is None else self._pool.counts
 
     @asynccontextmanager
@@ -162,7 +158,7 @@ class Docker:
             await sandbox.aclose()
 
     async def start(self, limits: Limits, equipment: Equipment) -> DockerSandbox:
-        """A sandbox that the caller closes."""
+        """Opens a sandbox, which the caller closes."""
         starting = asyncio.create_task(self._start(limits, equipment))
         self._starting.add(starting)
         starting.add_done_callback(self._starting.discard)
@@ -171,13 +167,15 @@ class Docker:
         except asyncio.CancelledError:
             starting.cancel()
             await asyncio.wait({starting})
-            if not starting.cancelled() and starting.exception() is None:  # it was there already
+            # The sandbox may have been opened just before the cancellation; nobody else would close it.
+            if not starting.cancelled() and starting.exception() is None:
                 await starting.result().aclose()
             raise
 
     async def plan(self, limits: Limits, equipment: Equipment) -> ContainerPlan:
-        """What a container for these is made from; equal ones can stand for each other. Builds the image
-        if need be.
+        """Returns the plan of a container for these limits and equipment. Builds the image if it is missing.
+
+        Containers of equal plans are interchangeable.
         """
         containers = self.containers
         name = equipment.image or self.options.image
@@ -195,13 +193,11 @@ class Docker:
         return ContainerPlan.of(image, limits, readable, self.user, self.options.tmp_mb, folders)
 
     def forget(self, sandbox: DockerSandbox) -> None:
-        """It is closed."""
+        """Drops a closed sandbox."""
         self._open.discard(sandbox)
 
     async def keep(self, workspace: Workspace, limits: Limits) -> Snapshot:
-        """Packs a workspace into the node's folder. Raises SandboxError when it holds more than its limit
-        of disk.
-        """
+        """Packs a workspace into the node's folder. Raises SandboxError if it exceeds `limits.disk_mb`."""
         snapshot = Snapshot(self.name, uuid.uuid4().hex)
         folder = self.root / "snapshots"
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -213,9 +209,7 @@ class Docker:
         return snapshot
 
     async def continued(self, snapshot: Snapshot, limits: Limits, equipment: Equipment) -> DockerSandbox:
-        """A sandbox whose workspace holds a snapshot's files. Raises SandboxError for a snapshot of
-        somebody else's.
-        """
+        """Opens a sandbox with a snapshot's files. Raises SandboxError for another backend's snapshot."""
         file = self._snapshots.get(snapshot.id)
         if file is None or snapshot.backend != self.name:
             raise SandboxError(
@@ -244,7 +238,7 @@ class Docker:
         return sandbox
 
     def _made(self, image: str, equipment: Equipment) -> str:
-        """The image as the equipment wants it, built if need be. Blocks."""
+        """Returns the image with the equipment installed; builds it if it is missing. Blocks."""
         from harnessgym.sandboxes.images.connection import EngineConnection
         from harnessgym.sandboxes.images.layers import ensure
 
@@ -252,7 +246,8 @@ class Docker:
             return ensure(image, equipment.install, home=equipment.home, engine=connection)
 
     async def _end(self) -> None:
-        """Sandboxes that are being opened end too; each closes itself."""
+        """Closes every sandbox, then the backend."""
+        # Sandboxes that are still being opened come first; a cancelled start closes its own container.
         for starting in list(self._starting):
             starting.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
@@ -260,7 +255,7 @@ class Docker:
         await self._leave()
 
     async def _reap(self, containers: Containers) -> None:
-        """Again and again: other nodes of this folder die too."""
+        """Removes what dead nodes left, every `reap_s` seconds: a node of this folder may die at any time."""
         while True:
             await asyncio.sleep(self.options.reap_s)
             try:
@@ -272,6 +267,8 @@ class Docker:
         if self._reaping is not None:
             self._reaping.cancel()
             await asyncio.gather(self._reaping, return_exceptions=True)
+        # The pool's spares and half-started containers need the engine and the folder, so they go first. The
+        # lease is released last: until then no other node takes the folder for abandoned.
         if self._pool is not None:
             await self._pool.__aexit__()
             self._pool = None

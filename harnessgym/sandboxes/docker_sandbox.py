@@ -1,4 +1,4 @@
-"""One container as a sandbox: commands through its agent, files through a descriptor of its workspace."""
+"""A sandbox in a container: runs commands through its agent, accesses files through a descriptor."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ _PYTHONS = ("python", "python3")
 
 
 class DockerSandbox:
-    """One container."""
+    """One container. See `harnessgym.sandbox.Sandbox`."""
 
     def __init__(self, backend: "Docker", equipment: Equipment, limits: Limits, container: Container) -> None:
         self._backend = backend
@@ -63,13 +63,14 @@ class DockerSandbox:
 
     @property
     def host_pid(self) -> int:
-        """The agent's process on this machine; 0 where it cannot be told."""
+        """The agent's process id on this machine; 0 if it is unknown."""
         return self._container.inside.pid
 
     async def exec(self, cmd: Sequence[str], **options: Unpack[ExecOptions]) -> ExecResult:
         """See `Sandbox.exec`."""
         refuse_empty(cmd)
-        if options.get("prewarm") is not None:  # it starts cold, but it must be one that could be warmed
+        # Containers start every command cold, but refuse the same commands as backends that can warm them.
+        if options.get("prewarm") is not None:
             refuse_unwarmable(cmd, is_python=Path(cmd[0]).name in _PYTHONS)
         self._check_readable(options.get("readable", ()))
         uid = self._uid(options.get("user"))
@@ -123,10 +124,10 @@ class DockerSandbox:
 
     async def kill_all(self) -> None:
         """See `Sandbox.kill_all`."""
-        if not self._container.inside.gone:  # else nobody lives in there
-            await asyncio.gather(
-                self._container.inside.kill_all(), self.resume()
-            )  # asked for before anybody can go on
+        # If the agent is gone, so are all processes. The kill is requested before the container is resumed:
+        # the agent must read it before the harness can do anything.
+        if not self._container.inside.gone:
+            await asyncio.gather(self._container.inside.kill_all(), self.resume())
 
     async def pause(self) -> None:
         """See `Sandbox.pause`."""
@@ -152,31 +153,33 @@ class DockerSandbox:
         return await self._backend.continued(snapshot, self._limits, self._equipment)
 
     async def lay(self, archive: Path) -> None:
-        """Lays an archive's files over the workspace."""
+        """Unpacks an archive over the workspace."""
         await asyncio.to_thread(unpack, archive, self._open_files())
 
     async def aclose(self) -> None:
-        """Kills what runs, then removes the container."""
+        """Kills all processes, then removes the container."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await through(self._closing)
 
     async def serve(self, relay: SandboxRelay, port: int) -> None:
-        """Puts the proxy within reach."""
+        """Connects loopback port `port` of the sandbox to the proxy."""
         self._listening = await relay.serve(await self._container.inside.listen(port))
         self.proxy_url = f"http://127.0.0.1:{port}"
 
     async def _close(self) -> None:
         if self._listening is not None:
             self._listening.close()
-        with contextlib.suppress(SandboxError):  # it is removed as it is then
+        # A paused agent cannot end its commands. If the container cannot be resumed, it is removed as it is.
+        with contextlib.suppress(SandboxError):
             await self.resume()
         for run in list(self._running):
             run.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
         try:
             await self._backend.containers.remove(self._container)
-        finally:  # whoever closed it hears of an error, once; a container that is left is for the reaper
+        # Forget it even on an error: the caller gets the error once, and the reaper removes the container.
+        finally:
             self._backend.forget(self)
 
     async def _run(
@@ -188,7 +191,7 @@ class DockerSandbox:
         owner: int | None,
         outside: Outside | None,
     ) -> ExecResult:
-        """What is outside is in reach exactly as long as the command runs."""
+        """Runs a command; `outside` can be reached exactly while it runs."""
         inside = self._container.inside
         serving: Serving | None = None
         if outside is not None:
@@ -202,7 +205,7 @@ class DockerSandbox:
                 serving.close()
 
     async def _collected(self, path: str, stack: contextlib.ExitStack) -> Collected:
-        """Where a path beside the workspace lies, with a descriptor of its folder that `stack` closes."""
+        """Locates a path beside the workspace. `stack` closes the descriptor of its folder."""
         folders = self._container.plan.folders
         folder = folder_of(path, folders)
         if folder is None:
@@ -229,8 +232,9 @@ class DockerSandbox:
         )
 
     def _env(self, uid: int) -> dict[str, str]:
-        """The image's environment, and what every program expects. Root trusts no home folder that a
-        harness can write.
+        """The image's environment with the usual defaults.
+
+        Root gets a home that the harness cannot write, because programs trust the settings in it.
         """
         name, home = ("root", _home_of_root(self._container)) if uid == 0 else ("agent", HOME)
         own = {"HOME": home, "USER": name, "LOGNAME": name, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108
@@ -254,9 +258,10 @@ class DockerSandbox:
 
 
 def _path_of_workspace(container: Container) -> Path:
-    """Through the agent's own root, which only root may look into, else through a link to our descriptor.
+    """The workspace's path on this machine.
 
-    Either is gone when the sandbox is: the number of a descriptor would stand for something else then.
+    The path goes through the agent's `/proc` root, which only root may enter, else through a link to our
+    descriptor. Both vanish with the sandbox. A bare `/proc/self/fd/N` would then name another open file.
     """
     through_agent = Path(f"/proc/{container.inside.pid}/root{WORKSPACE}")
     if os.access(through_agent, os.R_OK):
@@ -267,10 +272,10 @@ def _path_of_workspace(container: Container) -> Path:
 
 
 def _home_of_root(container: Container) -> str:
-    """Where root looks for settings: nowhere that leads to the workspace."""
+    """Root's home: never a path that links to the workspace."""
     return "/" if container.plan.image.home == _ROOTS else _ROOTS
 
 
 def _programs(program: str) -> tuple[str, ...]:
-    """What to start for a program's name: `python` is what the image has of it."""
+    """The programs to try for a name: `python` and `python3` stand for each other."""
     return (program, *(each for each in _PYTHONS if each != program)) if program in _PYTHONS else (program,)

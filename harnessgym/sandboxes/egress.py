@@ -1,14 +1,12 @@
-"""What a setup phase may reach: an HTTP forward proxy that the node serves on a listener inside the sandbox.
+"""An HTTP forward proxy that limits a setup phase to a list of hosts.
 
-A sandbox has no network, and gets none for its setup. A setup command finds a proxy on its own loopback,
-takes it from the usual environment variables, and asks it with CONNECT (for TLS, which is passed on unopened)
-or an absolute URL. The node looks the name up, checks it and every address it stands for against the list,
-connects to an address that it has checked, and writes down every attempt. What is refused gets a 403 and a
-sentence. When the command has ended the listener is closed and every connection is dropped, so nothing can be
-reached any more.
+A sandbox has no network, not even during setup. The node serves this proxy on a listener on the sandbox's own
+loopback, and the usual environment variables name it. A setup command uses CONNECT (for TLS, which is passed
+on unopened) or an absolute URL. The node looks the name up, checks the name and every address against the
+list, connects to a checked address, and records every attempt. A refused request gets a 403 and a sentence.
+When the command ends, the listener is closed and every connection is dropped.
 
-The list is about hosts, not about what is said to them: whoever may reach a host that serves others as well
-reaches those too.
+The list names hosts, not what they serve: if a listed host also serves other sites, those can be reached too.
 """
 
 import asyncio
@@ -44,15 +42,15 @@ class ConnectionAttempt:
     port: int
     allowed: bool
     reason: str = ""
-    """Why it was refused or failed; empty when it was connected."""
+    """Why it was refused or failed; empty if it was connected."""
     sent: int = 0
     """Bytes to the host."""
     received: int = 0
-    """Bytes from it."""
+    """Bytes from the host."""
 
 
-class RequestRefused(Exception):  # the end of one request, told to its client; never raised to a caller
-    """A request that is not carried out."""
+class RequestRefused(Exception):
+    """A request that is refused. The client gets it as an answer; it never leaves this module."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -61,21 +59,20 @@ class RequestRefused(Exception):  # the end of one request, told to its client; 
 
 
 class Egress:
-    """Serves what `hosts` allows (`harnessgym.sandboxes.hosts`). Raises TaskError when that is no list of
-    hosts.
-    """
+    """Serves the hosts of a list (`harnessgym.sandboxes.hosts`). Raises TaskError for a bad list."""
 
     port = PORT
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self.hosts = HostList(hosts)
         self.attempts: list[ConnectionAttempt] = []
-        """In order; of very many the first ones."""
+        """The first 10,000 attempts, in order."""
 
     @property
     def env(self) -> Mapping[str, str]:
-        """What tells programs of the proxy. A sandbox's own loopback is reached directly, unless the list
-        names it.
+        """Environment variables that name the proxy.
+
+        Programs connect directly to the sandbox's own loopback, unless the list names it.
         """
         url = f"http://127.0.0.1:{self.port}"
         direct = ",".join(host for host in _OWN if not self._listed(host))
@@ -87,7 +84,7 @@ class Egress:
         }
 
     async def serve(self, listener: socket.socket) -> "EgressListener":
-        """Takes the listener over, until the returned value is closed."""
+        """Serves the listener, which it owns, until the returned value is closed."""
         listener.setblocking(False)
         serving = EgressListener(self)
         serving.server = await asyncio.start_server(serving.accept, sock=listener, backlog=128)
@@ -100,7 +97,8 @@ class Egress:
         )
 
     async def connect(self, attempt: ConnectionAttempt) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to an address that the list admits. Raises Refused."""
+        """Connects to an address that the list allows. Raises RequestRefused."""
+        # Connect to the checked addresses, never to the name: a second look-up could give another address.
         tried = ""
         for address in await self._addresses(attempt.host, attempt.port):
             try:
@@ -111,7 +109,7 @@ class Egress:
         raise RequestRefused(502, tried)
 
     async def _addresses(self, host: str, port: int) -> list[str]:
-        """What to connect to, all of it checked. Raises Refused."""
+        """Returns the addresses of a host that the list allows. Raises RequestRefused if there are none."""
         address = literal(host)
         if address is not None:
             if not self.hosts.holds(address, port):
@@ -144,7 +142,7 @@ class EgressListener:
         self.server: asyncio.Server | None = None
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Starts to serve one connection; beyond a bound it is dropped."""
+        """Starts to serve one connection; drops it if 256 are open."""
         if len(self._open) >= _MOST_CONNECTIONS:
             writer.transport.abort()
             return
@@ -153,7 +151,7 @@ class EgressListener:
         task.add_done_callback(lambda done: self._open.pop(done, None))
 
     def close(self) -> None:
-        """Closes the listener and drops what is connected."""
+        """Closes the listener and drops its connections."""
         if self.server is not None:
             self.server.close()
         for task, writer in list(self._open.items()):
@@ -191,6 +189,7 @@ class EgressListener:
         try:
             if tunnel:
                 writer.write(b"HTTP/1.1 200 Connected\r\n\r\n")
+                # The client may send its first bytes with the CONNECT; h11 has read them already.
                 far_writer.write(wire.trailing_data[0])
                 attempt.sent += len(wire.trailing_data[0])
                 await _pump(reader, far_writer, attempt, "sent")
@@ -204,7 +203,7 @@ class EgressListener:
             await asyncio.gather(back, return_exceptions=True)
 
     def _attempt(self, target: str, *, tunnel: bool) -> ConnectionAttempt:
-        """What a request asks for, written down. Raises Refused when that cannot be made out."""
+        """Parses and records what a request asks for. Raises RequestRefused if it cannot be parsed."""
         try:
             if tunnel:
                 host, port = split(target)
@@ -228,7 +227,7 @@ class EgressListener:
 
 
 async def _next(wire: h11.Connection, reader: asyncio.StreamReader) -> h11.Event | None:
-    """The next part of a request; None when what follows is not its business."""
+    """Reads the next event of a request; None if what follows does not belong to it."""
     while (event := wire.next_event()) is h11.NEED_DATA:
         wire.receive_data(await reader.read(_PIECE))
     return event if isinstance(event, h11.Event) else None
@@ -241,11 +240,11 @@ async def _pass_on(
     writer: asyncio.StreamWriter,
     attempt: ConnectionAttempt,
 ) -> None:
-    """Sends this one request in the form that servers expect, for the host that was checked, and nothing
-    after it.
-    """
+    """Sends this one request, in the form that servers expect, to the checked host, and nothing after it."""
     url = urlsplit(request.target.decode())
     path = (url.path or "/") + (f"?{url.query}" if url.query else "")
+    # Host comes from the checked URL and the connection closes after the answer: a client could otherwise
+    # name another site in its own Host header, or send a second request that was not checked.
     kept = [(name, value) for name, value in request.headers if name not in _NOT_PASSED_ON]
     host = [(b"host", url.netloc.rpartition("@")[2].encode()), (b"connection", b"close")]
     far = h11.Connection(h11.CLIENT)
@@ -263,7 +262,7 @@ async def _pass_on(
 async def _pump(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, attempt: ConnectionAttempt, count: str
 ) -> None:
-    """Carries bytes until their end, and then says so to the other side."""
+    """Copies bytes until the end of the stream, then ends the other side's stream."""
     while data := await reader.read(_PIECE):
         setattr(attempt, count, getattr(attempt, count) + len(data))
         writer.write(data)

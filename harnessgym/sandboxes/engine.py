@@ -1,4 +1,4 @@
-"""The Docker engine, as sandboxes use it: one client, calls on threads of their own, its errors as ours."""
+"""The Docker engine for sandboxes: one client, calls on separate threads, its errors as EngineError."""
 
 import asyncio
 import functools
@@ -16,26 +16,26 @@ T = TypeVar("T")
 _TIMEOUT_S = 120
 _THREADS = 16
 _PAUSE_S = 0.1
-"""Before an engine that does not answer is asked again."""
+"""Pause before a call to an engine that does not answer is repeated."""
 _USUAL = "unix:///var/run/docker.sock"
 
 
 class EngineError(SandboxError):
-    """The engine refused, or does not answer."""
+    """The engine refused a call or does not answer."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
         self.status = status
-        """Of the engine's HTTP answer; 0 when there was none."""
+        """Status of the engine's HTTP response; 0 if there was none."""
 
 
 def address(host: str = "") -> str:
-    """Where the engine is: `host`, else `DOCKER_HOST`, else the usual socket."""
+    """The engine's URL: `host`, else `DOCKER_HOST`, else the usual socket."""
     return host or os.environ.get("DOCKER_HOST") or _USUAL
 
 
 def sdk() -> ModuleType:
-    """The Docker SDK. Raises SandboxError when it is missing, or something else has its name."""
+    """Imports the Docker SDK. Raises SandboxError if it is missing or a folder of its name hides it."""
     try:
         import docker
     except ImportError as error:
@@ -52,7 +52,7 @@ def sdk() -> ModuleType:
 
 
 def connect(host: str = "") -> Any:
-    """A client of the engine. Raises SandboxError when none answers."""
+    """Connects to the engine. Raises SandboxError if none answers."""
     docker = sdk()
     url = address(host)
     try:
@@ -65,14 +65,14 @@ def connect(host: str = "") -> Any:
 
 
 def _probe(url: str) -> None:
-    """Connects once, for where nothing listens the SDK leaves a socket open. Raises OSError."""
+    """Connects once without the SDK, which leaks a socket if nothing listens. Raises OSError."""
     if url.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as probe:
             probe.connect(url.removeprefix("unix://"))
 
 
 def unavailable(host: str = "") -> str | None:
-    """None if there is an engine that sandboxes can use, else why not and what to do."""
+    """Returns None if sandboxes can use the engine, else why not and what to do."""
     try:
         client = connect(host)
     except SandboxError as error:
@@ -91,10 +91,10 @@ def unavailable(host: str = "") -> str | None:
 
 
 class DockerEngine:
-    """One connection of a node. Its methods may be called at the same time."""
+    """A node's connection to the engine. Its methods may be called concurrently."""
 
     def __init__(self, host: str = "", patience_s: float = 0.0) -> None:
-        """`patience_s` is how long an engine may not answer before a call fails: it may be starting again."""
+        """A call fails if the engine does not answer for `patience_s`, which allows for a restart."""
         self.host = address(host)
         self._patience_s = patience_s
         self._client = connect(host)
@@ -107,9 +107,7 @@ class DockerEngine:
         return self._client
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs a function of the client on a thread; again, if its answer was lost on the way. Raises
-        EngineError.
-        """
+        """Runs a function of the client on a thread. Repeats it if its answer is lost. Raises EngineError."""
         run = functools.partial(self._guarded, function, *args, **kwargs)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience_s
@@ -117,12 +115,14 @@ class DockerEngine:
             try:
                 return await loop.run_in_executor(self._threads, run)
             except EngineError as error:
+                # With a status the engine has answered, so only calls without one are repeated. The lost call
+                # may have succeeded: callers handle the error of a second one.
                 if error.status or loop.time() > deadline:
                     raise
             await asyncio.sleep(_PAUSE_S)
 
     def close(self) -> None:
-        """Closes the connection; calls that run are waited for."""
+        """Waits for running calls, then closes the connection."""
         self._threads.shutdown()
         self._client.close()
 

@@ -1,7 +1,6 @@
-"""Taking a workspace out as data, whatever lies in it.
+"""Exports a workspace as plain data, whatever it contains.
 
-What comes out holds nothing but folders, regular files, and links that stay inside, however they are
-followed.
+The result holds only folders, regular files, and links that stay inside it, however they are followed.
 """
 
 import os
@@ -14,7 +13,7 @@ from harnessgym.sandbox import WorkspaceExport
 from harnessgym.sandboxes.walk import WRITE, FolderEntry, Overflow, Walk, changed, copy, open_regular
 
 _HOPS = 40
-"""Links followed on one way, as the kernel has it."""
+"""Most links followed in one path, as in the kernel."""
 
 
 class Exporter:
@@ -23,7 +22,7 @@ class Exporter:
     def __init__(
         self, root: int, local: Path, max_bytes: int, max_files: int, *, without: str = "", links: bool = True
     ) -> None:
-        """`without` is a name in the folder that is left out; without `links`, every link is."""
+        """Leaves out the entry named `without`, and every link unless `links` is set."""
         self._walk = Walk(root, max_files, lenient=True)
         self._without = without
         self._keeps_links = links
@@ -36,14 +35,15 @@ class Exporter:
         self._folders: list[FolderEntry] = []
 
     def run(self) -> WorkspaceExport:
-        """Raises SandboxError when this machine cannot take the files, FileExistsError when `local` is
-        there.
+        """Exports the folder.
+
+        Raises SandboxError if this machine cannot store the files, FileExistsError if `local` exists.
         """
         self._local.mkdir()
         return self._export(self._walk)
 
     def alone(self, entry: FolderEntry) -> WorkspaceExport:
-        """Takes one file of the folder, to `local`, which is there. Raises SandboxError like `run`."""
+        """Exports one file of the folder to `local`, which must exist. Raises SandboxError like `run`."""
         return self._export([entry])
 
     def _export(self, entries: Iterable[FolderEntry]) -> WorkspaceExport:
@@ -59,6 +59,7 @@ class Exporter:
         except OSError as error:
             raise SandboxError(f"Cannot export a workspace to {self._local}: {error.strerror}.") from error
         self._link()
+        # Times last and innermost folders first: every new entry changes the time of its folder.
         for entry in reversed(self._folders):
             os.utime(self._target(entry), ns=_times(entry))
         left_out = sorted(printable(path) for path in (*self._left_out, *self._walk.left_out))
@@ -83,7 +84,7 @@ class Exporter:
             self._left_out.append(entry.path)
 
     def _copy(self, entry: FolderEntry) -> bool:
-        """Whether it still was a regular file."""
+        """Copies one file. Returns whether it still was a regular file."""
         source = _source(entry)
         if source is None:
             return False
@@ -107,7 +108,7 @@ class Exporter:
             raise Overflow(f"The workspace holds more than {self._max_bytes} bytes.") from error
 
     def _link(self) -> None:
-        """Links are made last: nothing is ever written through one."""
+        """Makes the links. Runs after all files are written, so that nothing is written through a link."""
         for parts, goal in self._links.items():
             path = "/".join(parts)
             if stays_inside(parts, self._links):
@@ -129,9 +130,7 @@ def _source(entry: FolderEntry) -> int | None:
 
 
 def stays_inside(link: tuple[str, ...], links: Mapping[tuple[str, ...], str]) -> bool:
-    """Whether a link leads nowhere but into the folder, followed as the kernel would with all `links` in
-    place.
-    """
+    """Whether a link stays inside the folder, followed as the kernel would with all `links` in place."""
     here: list[str] = []
     todo = list(reversed(link))
     hops = 0
@@ -156,7 +155,7 @@ def stays_inside(link: tuple[str, ...], links: Mapping[tuple[str, ...], str]) ->
 
 
 def printable(path: str) -> str:
-    """A path as valid text on one line, with bytes and signs that are not shown as escapes."""
+    """A path as valid text on one line; invalid bytes and unprintable characters become escapes."""
     text = os.fsencode(path).decode(errors="backslashreplace")
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 

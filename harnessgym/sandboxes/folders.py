@@ -1,4 +1,4 @@
-"""Folders that a sandbox has beside its workspace: which paths can be one, and what lies in which."""
+"""Folders that a sandbox has beside its workspace: checks their paths and finds which one holds a path."""
 
 from collections.abc import Sequence
 from pathlib import PurePosixPath
@@ -20,15 +20,16 @@ _SYSTEM = (
     "/usr/local",
     "/var",
 )
-"""An image needs these as they are."""
+"""Folders that an image needs unchanged."""
 _OWN = ("/.harnessgym", "/dev", "/proc", "/run", "/sys", "/tmp", HOME, WORKSPACE)  # noqa: S108
-"""Where sandboxes have something of their own."""
+"""Folders that sandboxes use themselves."""
 _MOST = 32
 
 
 def checked_folders(folders: Sequence[str]) -> tuple[str, ...]:
-    """The folders in order, each once. Raises TaskError for one that the sandbox or the system in its
-    image needs itself.
+    """Returns the folders sorted, without duplicates.
+
+    Raises TaskError for a folder that the sandbox or the image's system needs.
     """
     found = sorted({str(_absolute(folder)) for folder in folders})
     for folder in found:
@@ -47,7 +48,7 @@ def checked_folders(folders: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_apart(folders: Sequence[str], home: str) -> None:
-    """Raises TaskError for a folder that lies in the path that leads to the workspace, or the path in it."""
+    """Raises TaskError if one of `folders` and `home`, the link to the workspace, lie in each other."""
     for folder in folders if home else ():
         path = PurePosixPath(folder)
         if path.is_relative_to(home) or PurePosixPath(home).is_relative_to(path):
@@ -68,13 +69,13 @@ def check_collected(paths: Sequence[str], folders: Sequence[str]) -> None:
 
 
 def folder_of(path: str, folders: Sequence[str]) -> str | None:
-    """The innermost folder that a path lies in, or is."""
+    """The innermost folder that contains or equals a path; None if there is none."""
     around = [folder for folder in folders if PurePosixPath(path).is_relative_to(folder)]
     return max(around, key=len, default=None)
 
 
 def outermost(paths: Sequence[str]) -> tuple[str, ...]:
-    """The paths in order, without those that lie in another of them. Raises TaskError."""
+    """Returns the paths in order, without those inside another of them. Raises TaskError for a bad path."""
     found = list(dict.fromkeys(map(_absolute, paths)))
     return tuple(str(path) for path in found if not any(other in path.parents for other in found))
 

@@ -1,4 +1,4 @@
-"""The node's side of a fork server: starts it, orders rollouts from it, starts it again when it has died."""
+"""The node's side of a fork server: starts it, orders rollouts from it, restarts it after it has died."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ FORKSERVER = Path(__file__).parent / "forkserver"
 _BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from forkserver.server import main; del sys.path[0]; main()"
 _START_S = 120.0
 _SLACK_S = 2.0
-"""How much later than a rollout's init we notice that its time is up."""
+"""Extra time past a command's timeout before the node ends it; its init should end it first."""
 _INT = struct.Struct("i")
 _CREDENTIALS = struct.Struct("3i")
 _DEATH_S = 10.0
@@ -42,35 +42,35 @@ class Spec:
     env: tuple[tuple[str, str], ...]
     """Its whole environment. Every fork can read it, so it holds no secret."""
     user: int = 0
-    """User and group to become when it starts as root; 0 stays."""
+    """User and group to switch to if it starts as root; 0 keeps root."""
     namespaces: bool = True
 
     def command(self, control_fd: int) -> list[str]:
-        """The server's argv; it is told nothing but what is here."""
+        """The server's argv. With `env`, it is all the server gets from the node."""
         options = (str(control_fd), str(self.user), str(self.user), str(int(self.namespaces)))
         return [*self.shell, self.python, "-I", "-c", _BOOT, str(FORKSERVER.parent), *options, *self.warmers]
 
 
 class ForkedRun:
-    """The node's hold on one command while it runs."""
+    """The node's handle on one running command."""
 
     def __init__(self) -> None:
         self._killed = asyncio.Event()
         self.init: int | None = None
-        """Process id of the command's init, the parent of all it starts; None until it has begun and when
-        it has ended."""
+        """Process id of the command's init, the ancestor of its processes; None before it starts and after it
+        has ended."""
 
     def kill(self) -> None:
-        """Ends the command and everything it started, also when it has not begun yet."""
+        """Ends the command and everything it started, even if it has not started yet."""
         self._killed.set()
 
     async def follow(
         self, channel: socket.socket, timeout_s: float, on_listener: OnListener | None
     ) -> tuple[ForkEvent, bool]:
-        """Waits for the end of the command. Returns its last event and whether time was up.
+        """Waits until the command ends. Returns its last event and whether it timed out.
 
-        Its init keeps the time, so that the command ends even when this process hangs; should the init hang,
-        we end it.
+        The command's init enforces the timeout, so that it works even if this process hangs. If the init is
+        late, this process ends the command.
         """
         watching = asyncio.create_task(self._watch(channel, on_listener))
         killing = asyncio.create_task(self._killed.wait())
@@ -86,6 +86,7 @@ class ForkedRun:
                 raise SandboxError(
                     f"A rollout's init did not end it within {_DEATH_S:.0f} s of being told to."
                 )
+        # A cancelled caller must not leave processes behind: wait for their end before passing it on.
         except asyncio.CancelledError:
             _stop(channel)
             await asyncio.wait({watching}, timeout=_DEATH_S)
@@ -100,7 +101,7 @@ class ForkedRun:
             await asyncio.gather(watching, killing, return_exceptions=True)
 
     async def _watch(self, channel: socket.socket, on_listener: OnListener | None) -> ForkEvent:
-        """Reads a rollout's events up to its last one. Raises SandboxError if that never comes."""
+        """Reads a rollout's events up to the last one. Raises SandboxError if it never comes."""
         buffer = b""
         while True:
             await readable(channel)
@@ -136,7 +137,7 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """The process that was started last (the shell, where there is one)."""
+        """Process id of the server, or of the shell in front of it; None if it was not started."""
         return self._process.pid if self._process is not None else None
 
     async def run(
@@ -149,9 +150,7 @@ class ForkServer:
         run: ForkedRun | None = None,
         on_listener: OnListener | None = None,
     ) -> ExecResult:
-        """Forks, runs the order to its end, and returns when everything it started is dead. Raises
-        SandboxError.
-        """
+        """Forks and runs the order. Returns when everything it started is dead. Raises SandboxError."""
         run = run or ForkedRun()
         channel, out, err = await self._fork(stdin)
         drains = [PipeReader(fd, each, run.kill) for fd, each in zip((out, err), output, strict=True)]
@@ -183,7 +182,7 @@ class ForkServer:
         )
 
     async def start(self) -> None:
-        """Starts the server unless it runs. Raises SandboxError with its output when it cannot be started."""
+        """Starts the server unless it runs. Raises SandboxError with its output if it does not start."""
         async with self._starting:
             if self._process is not None and self._process.returncode is None:
                 return
@@ -221,6 +220,7 @@ class ForkServer:
     async def _end(self) -> None:
         process = self._process
         self._process = None
+        # The server exits when its control socket closes; it is killed only if it does not.
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -234,15 +234,18 @@ class ForkServer:
             await process.wait()
 
     async def _fork(self, stdin: bytes | None) -> tuple[socket.socket, int, int]:
-        """Our ends of a new rollout's channel, stdout and stderr."""
+        """Forks a rollout; returns our ends of its channel, stdout and stderr."""
         await self.start()
         assert self._control is not None
         ours, theirs = socket.socketpair()
+        # The kernel then adds the sender's pid to each event, as seen from here: the init itself only knows
+        # its pid in its own namespace.
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
         source = stdin_of(stdin)
-        if self._spec.user and os.getuid() == 0:  # so that the harness may open /dev/stdout by name
+        # The harness may only open /dev/stdout by name if it owns the pipe.
+        if self._spec.user and os.getuid() == 0:
             os.fchown(out_write, self._spec.user, self._spec.user)
             os.fchown(err_write, self._spec.user, self._spec.user)
         try:
@@ -254,6 +257,7 @@ class ForkServer:
             raise SandboxError(
                 f"The fork server takes no more rollouts: {error}. Run the rollout again."
             ) from error
+        # The server holds its own copies; an open write end here would keep the pipes from ending.
         finally:
             theirs.close()
             for descriptor in (source, out_write, err_write):
@@ -279,7 +283,7 @@ async def _spawn(spec: Spec, control_fd: int) -> asyncio.subprocess.Process:
 
 
 def _receive(channel: socket.socket) -> tuple[bytes, list[int], int | None]:
-    """What was sent, the descriptors beside it, and the sender's process id."""
+    """Receives data, the descriptors sent with it, and the sender's process id."""
     room = socket.CMSG_SPACE(_INT.size) + socket.CMSG_SPACE(_CREDENTIALS.size)
     data, beside, _, _ = channel.recvmsg(1 << 16, room, socket.MSG_CMSG_CLOEXEC)
     descriptors: list[int] = []
@@ -293,12 +297,13 @@ def _receive(channel: socket.socket) -> tuple[bytes, list[int], int | None]:
 
 
 def _stop(channel: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # its init has already gone
+    # The init may have ended already.
+    with contextlib.suppress(OSError):
         channel.send(b"K")
 
 
 def interpreter(command: Sequence[str], python: str) -> list[str]:
-    """`command` with a leading `python` replaced by the interpreter's path (default: ours)."""
+    """Replaces a leading `python` or `python3` in `command` by the path `python` (default: ours)."""
     if command and Path(command[0]).name in ("python", "python3"):
         return [python or sys.executable, *command[1:]]
     return list(command)

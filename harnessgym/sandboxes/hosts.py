@@ -1,4 +1,4 @@
-"""Lists of hosts that a setup phase may reach: their grammar, and what they allow.
+"""Lists of hosts that a setup phase may reach: their grammar and what they allow.
 
 An entry is one of
 
@@ -8,9 +8,9 @@ An entry is one of
     203.0.113.0/24      a block of addresses
     mirror.lan:8080     any of the first three with one port instead of the two
 
-Only a name on the list is ever looked up, so that no name server hears of others. An address that a name
-stands for counts only if it is a public one, or is on the list itself: a name cannot lead to this machine,
-its neighbours, or the metadata service of a cloud.
+Only names on the list are looked up, so that name servers do not learn of others. An address behind a name is
+allowed only if it is public or on the list itself. So a name cannot lead to this machine, its neighbours, or
+the metadata service of a cloud.
 """
 
 import re
@@ -24,37 +24,37 @@ Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
 PORTS = frozenset({80, 443})
-"""Where an entry without a port may be reached."""
+"""Ports of an entry that names none."""
 _NAME = re.compile(r"(\*\.)?(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_][a-z0-9_-]{0,62})*")
 _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 @dataclass(frozen=True, slots=True)
 class HostEntry:
-    """One entry: a name (with `*.` in front for all below it) or a block of addresses, and its ports."""
+    """One entry: a name (with `*.` in front: all names below it) or a block of addresses, and its ports."""
 
     target: str | Network
     ports: frozenset[int] = PORTS
 
     def names(self, host: str) -> bool:
-        """Whether it is about a name, regardless of the port."""
+        """Whether it covers a host name, at any port."""
         if not isinstance(self.target, str):
             return False
         return host.endswith(self.target[1:]) if self.target.startswith("*.") else host == self.target
 
     def holds(self, address: Address) -> bool:
-        """Whether it is about an address, regardless of the port."""
+        """Whether it covers an address, at any port."""
         return not isinstance(self.target, str) and address in self.target
 
 
 class HostList:
-    """The entries of one list. Raises TaskError saying what is wrong with the first one that is none."""
+    """The entries of one list. Raises TaskError that says what is wrong with the first bad entry."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self.entries = tuple(parse(text) for text in hosts)
 
     def names(self, host: str, port: int) -> bool:
-        """Whether a name may be looked up, and reached at a port."""
+        """Whether a name may be looked up and reached at a port."""
         return any(entry.names(host) and port in entry.ports for entry in self.entries)
 
     def holds(self, address: Address, port: int) -> bool:
@@ -63,12 +63,12 @@ class HostList:
         return any(entry.holds(plain) and port in entry.ports for entry in self.entries)
 
     def admits(self, address: Address, port: int) -> bool:
-        """Whether a name on the list may stand for an address."""
+        """Whether a name on the list may resolve to an address."""
         return is_public(address) or self.holds(address, port)
 
 
 def parse(text: str) -> HostEntry:
-    """One entry. Raises TaskError."""
+    """Parses one entry. Raises TaskError."""
     problem = _problem(text)
     if problem is not None:
         raise TaskError(f"{text!r} is no host that a setup phase can be allowed: {problem}.")
@@ -82,9 +82,7 @@ def parse(text: str) -> HostEntry:
 
 
 def split(text: str) -> tuple[str, int | None]:
-    """`host:port` or `[address]:port` in two; the port is None if there is none. Raises ValueError for a
-    wrong port.
-    """
+    """Splits `host:port` or `[address]:port`; a missing port is None. Raises ValueError for a bad port."""
     bracketed = re.fullmatch(r"\[([^\[\]]*)\](?::([0-9]{1,5}))?", text)
     if bracketed is not None:
         host, port = bracketed[1], bracketed[2]
@@ -100,7 +98,7 @@ def split(text: str) -> tuple[str, int | None]:
 
 
 def literal(host: str) -> Address | None:
-    """The address that is written out, if one is."""
+    """Parses an IP address; None if `host` is not one."""
     try:
         return ip_address(host)
     except ValueError:
@@ -108,7 +106,7 @@ def literal(host: str) -> Address | None:
 
 
 def unwrapped(address: Address) -> Address:
-    """The IPv4 address that an IPv6 address carries inside (mapped, 6to4, NAT64), if it does."""
+    """Returns the IPv4 address inside an IPv6 address (mapped, 6to4, NAT64), else the address itself."""
     if isinstance(address, IPv4Address):
         return address
     if address in _NAT64:
@@ -117,9 +115,7 @@ def unwrapped(address: Address) -> Address:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is of the whole internet: not loopback, link-local, private, multicast or
-    reserved.
-    """
+    """Whether an address is public: not loopback, link-local, private, multicast or reserved."""
     plain = unwrapped(address)
     return plain.is_global and not plain.is_multicast and not plain.is_reserved
 
@@ -132,7 +128,7 @@ def _network(text: str) -> Network | None:
 
 
 def _problem(text: str) -> str | None:
-    """What is wrong with an entry, or None."""
+    """Returns what is wrong with an entry, or None."""
     if "://" in text:
         return f"it has a scheme; write {text.partition('://')[2].partition('/')[0]!r}"
     if _network(text) is not None:
