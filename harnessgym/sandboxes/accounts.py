@@ -61,7 +61,7 @@ def _numbers(text: str) -> set[int]:
 
 
 def _read(client: Any, made: str, path: str) -> str:
-    """Returns a file of a container that never ran; empty unless it is a regular file of at most 1 MiB."""
+    """Reads a file of a container that never ran; empty unless it is a regular file below 1 MiB."""
     try:
         pieces, _ = client.get_archive(made, path)
     except sdk().errors.NotFound:

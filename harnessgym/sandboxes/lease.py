@@ -1,7 +1,7 @@
-"""A node's own folder, and the lock that says that the node lives: it is free the moment its process is dead.
+"""A node's own folder and its lock, which the kernel frees the moment the node's process is dead.
 
-Each node makes one folder in the place that it shares with others (`workspace_root`) and keeps it locked. Who
-finds a folder that nobody holds may remove it, and whatever refers to it; no clock can be wrong about that.
+Each node makes one folder in `workspace_root`, which nodes may share, and keeps it locked. Any node may remove
+an unlocked folder and whatever belongs to it. A lock needs no clock, so no clock can be wrong.
 """
 
 import fcntl
@@ -20,23 +20,22 @@ class Lease:
     """A node's folder while it is locked."""
 
     folder: Path
-    """Without links on the way, so that it has one name however its place was called."""
+    """Resolved path without links, so that every spelling of `workspace_root` gives the same name."""
     descriptor: int
 
     def release(self) -> None:
-        """Gives the lock up. Whoever does so removes the folder first."""
+        """Releases the lock. Remove the folder first."""
         os.close(self.descriptor)
 
 
 def claim(root: Path) -> Lease:
-    """Makes a folder for this node in `root` and locks it, after removing those of nodes that died. Raises
-    OSError.
-    """
+    """Removes the folders of dead nodes in `root`, then makes and locks one for this node. Raises OSError."""
     root.mkdir(parents=True, exist_ok=True, mode=0o711)
     root = root.resolve()
     gate = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(gate, fcntl.LOCK_EX)  # nobody looks between the making of a folder and its lock
+        # Without this lock, another node could remove our new folder before it is locked.
+        fcntl.flock(gate, fcntl.LOCK_EX)
         for folder in root.glob(f"{_LABEL}*"):
             _remove_if_abandoned(folder)
         folder = Path(tempfile.mkdtemp(prefix=f"{_LABEL}{os.getpid()}-", dir=root))
@@ -49,9 +48,7 @@ def claim(root: Path) -> Lease:
 
 
 def is_abandoned(folder: str) -> bool:
-    """Whether nobody holds the lock on a node's folder, or it is gone. One that cannot be looked at is
-    somebody's.
-    """
+    """Whether a node's folder is gone or unlocked. A folder that cannot be opened counts as in use."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -76,7 +73,8 @@ def _remove_if_abandoned(folder: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         Workspace(folder, None, 0).remove()
-    except OSError:  # a living node's, or another user's
+    # The folder belongs to a living node or to another user.
+    except OSError:
         return
     finally:
         os.close(descriptor)

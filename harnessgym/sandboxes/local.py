@@ -1,8 +1,8 @@
 """Sandboxes on this machine: one folder and one fork per rollout, one fork server per kind of interpreter.
 
-`process` and `bubblewrap` differ in what stands around the fork server and in whether a fork gets namespaces;
-everything else is here. After a node was killed, the next one to open the same `workspace_root` removes what
-it left.
+`process` and `bubblewrap` differ in what runs around the fork server and in whether a fork gets namespaces;
+everything else is here. If a node is killed, the next one that opens the same `workspace_root` removes its
+folder.
 """
 
 import array
@@ -36,11 +36,11 @@ from harnessgym.task import Limits
 _GET_FLAGS = 0x8008_6601
 _SET_FLAGS = 0x4008_6602
 _TOP_LEVEL = 0x0002_0000
-"""What `chattr +T` sets."""
+"""The flag that `chattr +T` sets: the file system spreads the folders inside over the disk."""
 
 
 def spread(folder: Path) -> None:
-    """Marks a folder of ours. On a file system that knows no such mark, nothing happens."""
+    """Sets `chattr +T` on a folder of ours. Does nothing on a file system without that flag."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):
@@ -57,17 +57,16 @@ _SNAPSHOT_FILES = 200_000
 
 
 class LocalSettings(Config):
-    """What every backend on this machine can be told."""
+    """Settings of every backend on this machine."""
 
     workspace_root: Path = Field(
         default_factory=lambda: Path(tempfile.gettempdir()) / f"harnessgym-{os.getuid()}"
     )
-    """Folder for workspaces. Each node makes a folder of its own in it, and removes those of nodes that
-    died."""
+    """Folder for workspaces. Each node makes its own folder in it and removes those of dead nodes."""
     file_mb: int = 256
     """Largest file a harness may write."""
     read_mb: int = 64
-    """Most that one `read` or `download` takes out of a workspace."""
+    """Most that one `read` or `download` may read from a workspace."""
 
 
 class LocalBackend:
@@ -77,11 +76,11 @@ class LocalBackend:
     capabilities: frozenset[Capability] = frozenset()
     settings: type[LocalSettings] = LocalSettings
     owner: int | None = None
-    """User and group that workspaces belong to; None when it is ours."""
+    """User and group that workspaces belong to; None if they stay ours."""
     proxy_url = ""
     relay: SandboxRelay | None = None
     port = 0
-    """Loopback port of the relay, inside; 0 where there is none."""
+    """Loopback port of the relay, inside; 0 if there is no relay."""
 
     def __init__(self, settings: LocalSettings) -> None:
         self.options = settings
@@ -108,6 +107,8 @@ class LocalBackend:
         await through(asyncio.create_task(self._end()))
 
     async def _end(self) -> None:
+        # Sandboxes before servers, so that commands end orderly. The lease goes last: once it is released,
+        # another node may take the folder for abandoned.
         await asyncio.gather(*(sandbox.aclose() for sandbox in list(self._open)))
         await asyncio.gather(*(server.aclose() for server in self._servers.values()))
         self._servers.clear()
@@ -119,7 +120,7 @@ class LocalBackend:
 
     @asynccontextmanager
     async def open(self, limits: Limits, equipment: Equipment = PLAIN) -> AsyncIterator[LocalSandbox]:
-        """See `SandboxBackend.open`. Raises CapabilityError when an image is asked for."""
+        """See `SandboxBackend.open`. Raises CapabilityError if the equipment names an image."""
         sandbox = await self._opened(limits, equipment)
         try:
             yield sandbox
@@ -136,13 +137,11 @@ class LocalBackend:
         return sandbox
 
     def forget(self, sandbox: LocalSandbox) -> None:
-        """A sandbox is closed."""
+        """Drops a closed sandbox."""
         self._open.discard(sandbox)
 
     async def keep(self, workspace: Workspace, limits: Limits) -> Snapshot:
-        """Packs a workspace into the node's folder. Raises SandboxError when it holds more than its limit
-        of disk.
-        """
+        """Packs a workspace into the node's folder. Raises SandboxError if it exceeds `limits.disk_mb`."""
         snapshot = Snapshot(self.name, uuid.uuid4().hex)
         folder = self.root / "snapshots"
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -154,9 +153,7 @@ class LocalBackend:
         return snapshot
 
     async def continued(self, snapshot: Snapshot, limits: Limits, equipment: Equipment) -> LocalSandbox:
-        """A sandbox whose workspace holds a snapshot's files. Raises SandboxError for a snapshot of
-        somebody else's.
-        """
+        """Opens a sandbox with a snapshot's files. Raises SandboxError for another backend's snapshot."""
         file = self._snapshots.get(snapshot.id)
         if file is None or snapshot.backend != self.name:
             raise SandboxError(
@@ -171,7 +168,7 @@ class LocalBackend:
         return sandbox
 
     async def server(self, prewarm: Prewarm, readable: tuple[str, ...]) -> ForkServer:
-        """The fork server for one kind of interpreter that may see `readable`, started if need be."""
+        """The fork server for one kind of interpreter that may see `readable`; starts it if needed."""
         key = (prewarm, readable)
         if key not in self._servers:
             self._servers[key] = ForkServer(self.spec(prewarm, readable))
@@ -185,7 +182,7 @@ class LocalBackend:
         Workspace(folder / "workspace", self.owner, 0).make()
 
     def place(self, folder: Path) -> SandboxPaths:
-        """Where the things in `folder` are, seen from inside."""
+        """The paths of a rollout's `folder` as its processes see them, and their environment."""
         raise NotImplementedError
 
     def spec(self, prewarm: Prewarm, readable: tuple[str, ...]) -> Spec:
@@ -200,7 +197,8 @@ class LocalBackend:
         port: int,  # noqa: ARG002
         python: str,  # noqa: ARG002
     ) -> ForkOrder:
-        """Adds to an order what this backend puts around a rollout. `python` is what is forked; empty: our
-        interpreter.
+        """Adds this backend's isolation to an order.
+
+        `python` is the interpreter that is forked; empty is ours.
         """
         return order

@@ -1,4 +1,4 @@
-"""One rollout's folder on this machine, and commands run in it by a fork server."""
+"""A sandbox on this machine: one rollout's folder, with commands run by a fork server."""
 
 import asyncio
 import os
@@ -38,15 +38,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SandboxPaths:
-    """Where one rollout's things are, as its own processes see them."""
+    """One rollout's paths and environment, as its own processes see them."""
 
     workspace: str
     env: Mapping[str, str]
-    """Its environment before the harness's own."""
+    """The base environment; the harness's own variables are added to it."""
 
 
 async def through(work: asyncio.Task[T]) -> T:
-    """Awaits what must be finished once it was begun: when we are cancelled, it is finished first."""
+    """Awaits a task that must not be interrupted. When this is cancelled, the task is finished first."""
+    # `wait` neither cancels the task nor raises its error, so the cancellation is what the caller gets.
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -55,7 +56,7 @@ async def through(work: asyncio.Task[T]) -> T:
 
 
 async def awaited(run: asyncio.Task[T]) -> T:
-    """Awaits a command. When we are cancelled, it is cancelled too, and waited for."""
+    """Awaits a command. When this is cancelled, the command is cancelled too, and waited for."""
     try:
         return await asyncio.shield(run)
     except asyncio.CancelledError:
@@ -65,7 +66,7 @@ async def awaited(run: asyncio.Task[T]) -> T:
 
 
 def bounds(options: ExecOptions, limits: Limits) -> tuple[float, int]:
-    """Seconds and bytes of each stream that a command may have: its own, else those of the sandbox."""
+    """A command's timeout in seconds and output limit in bytes per stream; by default the sandbox's."""
     timeout_s, most = options.get("timeout_s"), options.get("max_output")
     return (
         limits.wall_s if timeout_s is None else timeout_s,
@@ -152,7 +153,7 @@ class LocalSandbox:
     async def export(
         self, local: Path, *, max_bytes: int, max_files: int, collect: Sequence[str] = ()
     ) -> WorkspaceExport:
-        """See `Sandbox.export`. There is nothing beside the workspace."""
+        """See `Sandbox.export`. Raises SandboxError for `collect`: nothing lies beside the workspace."""
         if collect:
             raise SandboxError(
                 f"This sandbox has no folders beside its workspace, so {collect[0]!r} cannot be collected."
@@ -160,7 +161,7 @@ class LocalSandbox:
         return await self._in_thread(lambda: self._files.export(local, max_bytes, max_files))
 
     async def kill_all(self) -> None:
-        """See `Sandbox.kill_all`. The commands' results say that signal 9 ended them."""
+        """See `Sandbox.kill_all`. The commands' results report signal 9."""
         running = dict(self._running)
         for run in running.values():
             run.kill()
@@ -176,9 +177,7 @@ class LocalSandbox:
         require(self.capabilities, frozenset({Capability.PAUSE}))
 
     async def stats(self) -> Stats:
-        """See `Sandbox.stats`. Without namespaces, what left its rollout by killing its init is not
-        counted.
-        """
+        """See `Sandbox.stats`. Without namespaces, processes whose init was killed are not counted."""
         inits = [run.init for run in self._running.values() if run.init is not None]
 
         def look() -> Stats:
@@ -188,7 +187,7 @@ class LocalSandbox:
         return await self._in_thread(look)
 
     async def snapshot(self) -> Snapshot:
-        """See `Sandbox.snapshot`. Bounded by `Limits.disk_mb`."""
+        """See `Sandbox.snapshot`. Its size is limited to `Limits.disk_mb`."""
         self._must_be_open()
         return await self._backend.keep(self._files, self._limits)
 
@@ -197,7 +196,7 @@ class LocalSandbox:
         return await self._backend.continued(snapshot, self._limits, self._equipment)
 
     async def aclose(self) -> None:
-        """Kills what runs, then removes the folder. When this is cancelled, it is done first."""
+        """Kills all processes, then removes the folder, even if this is cancelled meanwhile."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await through(self._closing)
@@ -208,7 +207,9 @@ class LocalSandbox:
         await asyncio.gather(*self._running, return_exceptions=True)
         try:
             await asyncio.to_thread(Workspace(self._folder, None, 0).remove)
-        finally:  # whoever closed it hears of an error, once; the backend removes what is left with its own folder
+        # Forget it even on an error: the caller gets the error once, and the backend removes what is left
+        # together with its own folder.
+        finally:
             self._backend.forget(self)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
@@ -220,7 +221,7 @@ class LocalSandbox:
             raise SandboxError("This sandbox is closed. Open another one.")
 
     def _port(self, outside: Outside | None) -> int:
-        """Loopback port that a listener is asked for on; 0 for none."""
+        """Loopback port of the listener to open inside; 0 for none."""
         if outside is not None:
             return outside.port
         return self._backend.port if self._equipment.proxy else 0
@@ -238,7 +239,8 @@ class LocalSandbox:
             workspace=self._place.workspace,
             python=prewarm is not None,
             memory_bytes=limits.memory_mb * _MIB,
-            processes=limits.processes + 1,  # the init counts too
+            # The init counts too.
+            processes=limits.processes + 1,
             file_bytes=self._backend.options.file_mb * _MIB,
             timeout_s=timeout_s,
             namespaces=False,
@@ -254,7 +256,7 @@ class LocalSandbox:
         run: ForkedRun,
         outside: Outside | None,
     ) -> ExecResult:
-        """What serves the listener lives exactly as long as the command."""
+        """Runs a command; its listener is served exactly while it runs."""
         server: ForkServer = await self._backend.server(*kind)
         serves = outside or self._backend.relay
         serving: list[Serving] = []

@@ -1,4 +1,4 @@
-"""What a container uses, read from the kernel's own files: the control groups of its first process."""
+"""Measures what a container uses, from the control groups of its first process."""
 
 import os
 from pathlib import Path
@@ -10,9 +10,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Meter:
-    """Reads the control groups of a process of this machine, in either version. Processor time counts from
-    here on.
-    """
+    """Reads a process's control groups (v1 or v2). CPU time counts from when the meter is made."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -20,9 +18,7 @@ class Meter:
         self._before_s = self._cpu_s() if self._folders else 0.0
 
     def read(self, workspace: int) -> Stats:
-        """What is used at this moment; `workspace` is a descriptor of it. Raises SandboxError where it
-        cannot be told.
-        """
+        """The current use; `workspace` is a descriptor of it. Raises SandboxError if it cannot be read."""
         if not self._folders:
             raise SandboxError(
                 f"What a sandbox uses cannot be read: /proc/{self._pid}/cgroup leads to nothing in "
@@ -30,6 +26,8 @@ class Meter:
                 "run on the engine's machine, outside of containers."
             )
         try:
+            # The workspace is a tmpfs of its own, so the file system's use is the workspace's size. One
+            # process is the agent.
             used = os.fstatvfs(workspace)
             return Stats(
                 memory_bytes=self._number("memory", "memory.usage_in_bytes", "memory.current"),
@@ -52,20 +50,21 @@ class Meter:
         return 0.0
 
     def _number(self, controller: str, first: str, second: str) -> int:
-        """A value from the first version's file of a controller, else from the second version's."""
+        """Reads the file `first` of a v1 controller, else the file `second` of cgroup v2."""
         if controller in self._folders:
             return int((self._folders[controller] / first).read_text())
         return int((self._folders[""] / second).read_text())
 
 
 def _folders(pid: int) -> dict[str, Path]:
-    """The control group of each controller; "" is the second version's."""
+    """The folder of each controller's control group; "" is that of cgroup v2. Empty if none is visible."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     except OSError:
         return {}
     found: dict[str, Path] = {}
     for line in lines:
+        # Controllers may be mounted together ("cpu,cpuacct") or alone, and v2 beside v1 at "unified".
         _, names, path = line.split(":", 2)
         for name in names.split(","):
             for folder in (_CGROUPS / names, _CGROUPS / name, _CGROUPS / "unified"):

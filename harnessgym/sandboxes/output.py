@@ -1,8 +1,7 @@
-"""What a command writes: every piece is shown as it comes, the last bytes are kept, and a flood costs its
-writer, not us.
+"""A command's output: passes on every piece as it comes, keeps the last bytes, and slows down floods.
 
-A pipe is read on the event loop. When the command is dead, all that it wrote lies in the pipe already:
-`PipeReader.finish` takes that and goes, whoever else still holds the pipe open.
+A pipe is read on the event loop. When the command is dead, the rest of its output is already in the pipe.
+`PipeReader.finish` reads that and closes the pipe, even if other processes still hold it open.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from harnessgym.sandbox import OnOutput
 
 _PIECE = 1 << 16
 _PAUSE_S = 0.002
-"""Between pieces once bytes are dropped: a flood is read at about 30 MB/s."""
+"""Pause between pieces once bytes are dropped, so that a flood is read at about 30 MB/s."""
 
 
 class Output:
@@ -31,7 +30,7 @@ class Output:
         self._ring = bytearray()
         self._oldest = 0
         self.size = 0
-        """Bytes that were written, dropped ones too."""
+        """Bytes written so far, including dropped ones."""
 
     @property
     def truncated(self) -> bool:
@@ -40,12 +39,14 @@ class Output:
 
     @property
     def data(self) -> bytes:
-        """What is kept, in order."""
+        """The kept bytes, in order."""
         view = memoryview(self._ring)
         return b"".join((view[self._oldest :], view[: self._oldest]))
 
     def add(self, piece: bytes) -> None:
-        """Keeps a piece, in place of the oldest bytes once there are `limit`, and shows it."""
+        """Keeps a piece and passes it to `on_output`. Overwrites the oldest bytes beyond `limit`."""
+        # The ring first grows to `limit` bytes, then wraps around. Slicing instead would copy the kept bytes
+        # for every piece.
         self.size += len(piece)
         rest = memoryview(piece)[max(0, len(piece) - self._limit) :]
         room = self._limit - len(self._ring)
@@ -61,9 +62,9 @@ class Output:
 
 
 class PipeReader:
-    """Reads the pipe `descriptor`, which it owns, into `output` until its end or until `finish` or `close`.
+    """Reads the pipe `descriptor`, which it owns, into `output` until its end, or until `finish` or `close`.
 
-    What `on_output` raises stops the reading, calls `on_failure`, and is raised again by `finish`.
+    If `on_output` raises, reading stops, `on_failure` is called, and `finish` raises the error again.
     """
 
     def __init__(self, descriptor: int, output: Output, on_failure: Callable[[], None] | None = None) -> None:
@@ -78,13 +79,13 @@ class PipeReader:
 
     @property
     def ended(self) -> bool:
-        """Whether the pipe's end was seen, or reading stopped."""
+        """Whether the pipe has ended or reading has stopped."""
         return self._descriptor < 0
 
     def finish(self) -> None:
-        """Takes what lies in the pipe and closes it. Never waits: only when the writer is dead is that all
-        it wrote.
-        """
+        """Reads what is in the pipe and closes it. Never waits, so call it once the writer is dead."""
+        # One pipe's capacity bounds what a dead writer left. Without the bound, another process that holds
+        # the pipe and keeps writing would keep us here.
         left = fcntl.fcntl(self._descriptor, fcntl.F_GETPIPE_SZ) if not self.ended else 0
         while left > 0 and not self.ended:
             taken = self._read()
@@ -105,7 +106,7 @@ class PipeReader:
             self._descriptor = -1
 
     def _take(self) -> None:
-        """One piece, and when bytes are dropped a pause."""
+        """Reads one piece; pauses if bytes are dropped."""
         self._read()
         if self._output.truncated and not self.ended:
             self._loop.remove_reader(self._descriptor)
@@ -115,7 +116,7 @@ class PipeReader:
         self._loop.add_reader(self._descriptor, self._take)
 
     def _read(self) -> int:
-        """Bytes read: 0 when there is nothing at the moment, or the end was reached."""
+        """Reads one piece. Returns its size: 0 if the pipe is empty or has ended."""
         piece = b""
         with contextlib.suppress(BlockingIOError):
             piece = os.read(self._descriptor, _PIECE)

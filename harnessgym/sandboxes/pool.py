@@ -1,10 +1,8 @@
-"""A warm pool: things that take long to make are made ahead of demand, parked, and handed out in the time it
-takes to wake one.
+"""A warm pool: makes things ahead of demand, parks them, and hands them out in the time it takes to wake one.
 
-What is pooled is grouped by a key; equal keys can stand for each other. How many are parked follows the
-demand: what was claimed of a key lately, times how long making one takes, and one more. The whole pool is
-bounded, by a number and by what the machine has room for; what nobody has claimed for a while is given up
-again.
+Things are grouped by a key; things of equal keys are interchangeable. The number of parked things follows the
+demand: a key's recent claim rate times twice how long making one takes, and one more. The whole pool is
+limited by a number and by the machine's memory. Things that nobody claims for a while are discarded.
 """
 
 import asyncio
@@ -22,32 +20,33 @@ from harnessgym.sandboxes.containers import Container, ContainerPlan, Containers
 from harnessgym.sandboxes.engine import EngineError
 
 _SPARE_BYTES = 32 << 20
-"""What a paused container takes of the machine: the agent, and the engine's shim beside it."""
+"""Memory of a paused container: the agent and the engine's shim."""
 _RESERVE = 0.15
-"""Share of this machine's memory that is never taken for spares."""
+"""Share of this machine's memory that spares never use."""
 
 
 class Spares:
-    """How the pool (`harnessgym.sandboxes.pool`) makes, parks and wakes containers."""
+    """The pool's `Maker` for containers: starts, pauses, resumes and removes them."""
 
     def __init__(self, containers: Containers) -> None:
         self._containers = containers
 
     async def make(self, key: ContainerPlan) -> Container:
-        """A new container, awake. Raises SandboxError."""
+        """Starts a container. Raises SandboxError."""
         return await self._containers.start(key)
 
     async def park(self, thing: Container) -> None:
-        """Pauses it. Raises SandboxError."""
+        """Pauses a container. Raises SandboxError."""
         await self._containers.pause(thing)
 
     async def wake(self, thing: Container) -> bool:
-        """Resumes it and asks its agent for the workspace: one that has died meanwhile does not answer.
+        """Resumes a container. Returns False if it cannot be used.
 
-        Raises EngineError when the engine is away: no other spare could be resumed either.
+        Raises EngineError if the engine does not answer, because no other spare could be resumed either.
         """
         try:
             await self._containers.resume(thing)
+            # A health check: an agent that has died while it was paused does not answer.
             os.close(await thing.inside.root())
         except SandboxError as error:
             if isinstance(error, EngineError) and not error.status:
@@ -56,11 +55,11 @@ class Spares:
         return True
 
     async def discard(self, thing: Container) -> None:
-        """Removes it."""
+        """Removes a container."""
         await self._containers.remove(thing)
 
     def room(self) -> int:
-        """How many more this machine has memory for; negative when there are too many."""
+        """How many more containers this machine has memory for; negative if there are too many."""
         import psutil
 
         memory = psutil.virtual_memory()
@@ -71,7 +70,7 @@ _LOG = logging.getLogger("harnessgym.pool")
 _MEMORY_S = 10.0
 """Time constant of the claim rate."""
 _PAUSE_S = 1.0
-"""After a failed refill of a key, before the next."""
+"""Pause after a failed refill of a key."""
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -79,34 +78,35 @@ K_contra = TypeVar("K_contra", bound=Hashable, contravariant=True)
 
 
 class Maker(Protocol[K_contra, T]):
-    """What the pool does not know: how its things come into being, sleep, wake and end."""
+    """Makes, parks, wakes and discards the things of a pool."""
 
     async def make(self, key: K_contra) -> T:
-        """A new one, awake. Raises HarnessGymError if there can be none."""
+        """Makes a thing, awake. Raises HarnessGymError if it cannot."""
         ...
 
     async def park(self, thing: T) -> None:
-        """Puts it to sleep."""
+        """Puts a thing to sleep."""
         ...
 
     async def wake(self, thing: T) -> bool:
-        """Wakes it and checks its health; False if it cannot be used. The pool discards it then, or when
-        this raises.
+        """Wakes a thing and checks its health. Returns False if it cannot be used.
+
+        The pool discards the thing if this returns False or raises.
         """
         ...
 
     async def discard(self, thing: T) -> None:
-        """Ends it. Never raises."""
+        """Ends a thing. Never raises."""
         ...
 
     def room(self) -> int:
-        """How many more may be parked on this machine now."""
+        """How many more things may be parked on this machine now."""
         ...
 
 
 @dataclass(slots=True)
 class Demand:
-    """How often a key is claimed, and how long making one takes: both smoothed."""
+    """How often a key is claimed and how long making one takes, both smoothed exponentially."""
 
     rate: float = 0.0
     """Claims per second."""
@@ -119,42 +119,41 @@ class Demand:
         self.at = now
 
     def rate_at(self, now: float) -> float:
-        """The rate, decayed to now."""
+        """The claim rate, decayed to `now`."""
         return self.rate * math.exp(-(now - self.at) / _MEMORY_S)
 
     def wanted(self, now: float) -> int:
-        """How many should be parked: what is claimed while two are made, and one more while anything is
-        claimed at all.
-        """
+        """How many should be parked: the expected claims while two are made, plus one. 0 without demand."""
         rate = self.rate_at(now)
         return 0 if rate < 1e-3 else 1 + math.ceil(2 * rate * self.make_s)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """What a pool has done, for dashboards and tests."""
+    """Counts of a pool, for dashboards and tests."""
 
     parked: int
     warm: int
-    """Claims served by a parked one."""
+    """Claims served by a parked thing."""
     cold: int
-    """Claims that had to wait for one to be made."""
+    """Claims that had to wait until a thing was made."""
     sick: int
-    """Parked ones that could not be used when they were wanted."""
+    """Parked things that could not be used when they were claimed."""
 
 
 class WarmPool(Generic[K, T]):
-    """Hands out things of a kind by key. `most` bounds how many are parked in all; 0 makes every claim cold.
+    """Hands out things by key. At most `most` are parked in all; 0 makes every claim cold.
 
     ```python
-    async with Pool(maker, most=8) as pool:
+    async with WarmPool(maker, most=8) as pool:
         thing = await pool.claim(key)
     ```
     """
 
     def __init__(self, maker: Maker[K, T], *, most: int, idle_s: float = 120.0, makers: int = 2) -> None:
-        """`idle_s` is how long a key that nobody claims keeps its parked ones; `makers` how many are made
-        ahead at a time.
+        """Keeps the parked things of a key for `idle_s` after its last claim.
+
+        At most `makers` things are made ahead at a time.
         """
         self._maker = maker
         self._most = most
@@ -170,7 +169,7 @@ class WarmPool(Generic[K, T]):
 
     @property
     def counts(self) -> PoolCounts:
-        """What it has done so far."""
+        """The counts so far."""
         return PoolCounts(self._parked_in_all(), self._warm, self._cold, self._sick)
 
     async def __aenter__(self) -> "WarmPool[K, T]":
@@ -178,6 +177,7 @@ class WarmPool(Generic[K, T]):
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        # Tasks first: a maker that still runs could park another thing after the parked ones are discarded.
         tasks = [*self._tasks, *([self._keeper] if self._keeper else [])]
         for task in tasks:
             task.cancel()
@@ -187,7 +187,7 @@ class WarmPool(Generic[K, T]):
         await asyncio.gather(*self._ending, *(self._maker.discard(thing) for thing in parked))
 
     async def claim(self, key: K) -> T:
-        """One for the caller, who ends it. Raises what making one raises."""
+        """Returns a thing, which the caller ends. Raises what `Maker.make` raises."""
         demand = self._demand.setdefault(key, Demand())
         demand.claimed(time.monotonic())
         thing = await self._found(key)
@@ -195,7 +195,7 @@ class WarmPool(Generic[K, T]):
         return thing
 
     def warm_up(self, key: K, count: int) -> None:
-        """Says that `count` will be claimed soon."""
+        """Announces that `count` things will be claimed soon."""
         demand = self._demand.setdefault(key, Demand())
         demand.rate, demand.at = (
             max(demand.rate_at(time.monotonic()), count / (2 * demand.make_s)),
@@ -214,7 +214,7 @@ class WarmPool(Generic[K, T]):
         return await self._made(key)
 
     async def _woken(self, thing: T) -> bool:
-        """Wakes a parked one. One that cannot be used is ended, which the claim does not wait for."""
+        """Wakes a parked thing. Discards it in the background if it cannot be used."""
         try:
             if await self._maker.wake(thing):
                 return True
@@ -244,7 +244,7 @@ class WarmPool(Generic[K, T]):
         return sum(map(len, self._parked.values()))
 
     def _refill(self, key: K) -> None:
-        """Starts as many makers as the key's demand and the bounds call for."""
+        """Starts as many makers as the key's demand needs and the limits allow."""
         wanted = (
             self._demand.setdefault(key, Demand()).wanted(time.monotonic())
             - len(self._parked.get(key, ()))
@@ -274,14 +274,15 @@ class WarmPool(Generic[K, T]):
             self._making[key] -= 1
 
     async def _keep(self) -> None:
-        """Gives up what nobody claims, and what the machine has no room for any more."""
+        """Discards things that nobody claims or that the machine has no room for."""
         while True:
             await asyncio.sleep(min(1.0, self._idle_s / 4))
             now = time.monotonic()
             for key, parked in list(self._parked.items()):
                 idle = now - self._demand.setdefault(key, Demand()).at > self._idle_s
                 surplus = len(parked) if idle else max(0, -self._maker.room())
-                while surplus > 0 and parked:  # others take some too
+                # A claim may take some while this waits, so look again every time.
+                while surplus > 0 and parked:
                     surplus -= 1
                     await self._maker.discard(parked.pop())
                 if not parked and self._parked.get(key) is parked:

@@ -1,8 +1,8 @@
-"""Plain processes: the backend for machines that have nothing better, and for harnesses one trusts.
+"""The process backend: plain processes, for trusted harnesses and machines without a better backend.
 
-It isolates nothing: a harness can read what its user can read, reach what its user can reach, and see its
-siblings. It does give each rollout a folder, limits per process, bounded output, and an end that takes
-double-forked children along.
+It isolates nothing: a harness can read what its user can read, reach what its user can reach, and see other
+rollouts. It does give each rollout a folder, limits per process and bounded output, and at the end it kills
+double-forked children too.
 """
 
 import logging
@@ -24,7 +24,7 @@ class ProcessSettings(LocalSettings):
     """Settings of the `process` backend."""
 
     proxy_url: str = ""
-    """The proxy's address, such as `http://127.0.0.1:8100`: there is no relay."""
+    """The proxy's address, such as `http://127.0.0.1:8100`. This backend has no relay."""
 
 
 class ProcessBackend(LocalBackend):
@@ -49,11 +49,11 @@ class ProcessBackend(LocalBackend):
 
     @staticmethod
     def unavailable() -> str | None:
-        """None: every machine has processes."""
+        """Always returns None: every machine has processes."""
         return None
 
     def furnish(self, folder: Path) -> None:
-        """A workspace, a home and a folder for temporary files."""
+        """Makes a workspace, a home and a folder for temporary files."""
         super().furnish(folder)
         (folder / "home").mkdir()
         (folder / "tmp").mkdir()
@@ -65,7 +65,7 @@ class ProcessBackend(LocalBackend):
         return SandboxPaths(str(folder / "workspace"), env)
 
     def spec(self, prewarm: Prewarm, readable: tuple[str, ...]) -> Spec:  # noqa: ARG002
-        """The interpreter itself, with a small environment: every fork can read it."""
+        """Starts the interpreter itself, with a small environment, because every fork can read it."""
         env = (("PATH", os.environ.get("PATH", _SYSTEM_PATH)), ("LANG", "C.UTF-8"))
         warmers = (prewarm.warm,) if prewarm.warm else ()
         return Spec(prewarm.python or sys.executable, warmers, (), env, namespaces=False)

@@ -1,10 +1,9 @@
-"""Carries connections from a rollout's own loopback to the proxy's unix socket, or from that to a proxy
-elsewhere.
+"""Forwards connections from a rollout's own loopback to the proxy, at a unix socket or at a URL.
 
-The listener comes from inside the rollout's network namespace, as a file descriptor; the relay accepts on it
-from outside. So the rollout reaches the proxy at `http://127.0.0.1:PORT`, and no file, folder or route of
-ours is inside. Every connection is a fresh connect to `<folder>/proxy.sock`, retried for a while, so a proxy
-may be restarted.
+The listener is opened inside the rollout's network namespace and passed out as a file descriptor; the relay
+accepts on it from outside. So the rollout reaches the proxy at `http://127.0.0.1:PORT` without any file,
+folder or route of ours inside. Each connection connects to the proxy anew and retries for a while, so the
+proxy may be restarted.
 """
 
 import asyncio
@@ -15,14 +14,14 @@ from urllib.parse import urlsplit
 _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 0.25
 _MOST_CONNECTIONS = 256
-"""Of one rollout."""
+"""Limit for one rollout."""
 
 
 class SandboxRelay:
     """Forwards to one proxy, at a unix socket or at `http://host:port`.
 
-    `patience_s` is how long a connection waits for a proxy that is not there, `most` how many there may be at
-    a time: each takes two descriptors of the node's. Further ones are dropped.
+    A connection waits up to `patience_s` for a proxy that does not listen. At most `most` connections are
+    open at a time, because each takes two of the node's descriptors; further ones are dropped.
     """
 
     def __init__(self, proxy: Path | str, patience_s: float = 15.0, *, most: int = _MOST_CONNECTIONS) -> None:
@@ -31,7 +30,7 @@ class SandboxRelay:
         self.most = most
 
     async def serve(self, listener: socket.socket) -> "RelayListener":
-        """Takes the listener over, until the returned value is closed."""
+        """Serves the listener, which it owns, until the returned value is closed."""
         listener.setblocking(False)
         listening = RelayListener(self)
         loop = asyncio.get_running_loop()
@@ -41,7 +40,7 @@ class SandboxRelay:
         return listening
 
     async def connect(self, downstream: "_Downstream") -> "_Upstream":
-        """Raises OSError when the proxy stays away for longer than the patience."""
+        """Connects to the proxy. Raises OSError if it does not listen within `patience_s`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience_s
         pause = _FIRST_PAUSE_S
@@ -75,7 +74,7 @@ class RelayListener:
         self.open: set[_Downstream] = set()
 
     def close(self) -> None:
-        """Closes the listener and drops what is still connected."""
+        """Closes the listener and drops its connections."""
         if self.server is not None:
             self.server.close()
         for downstream in list(self.open):
@@ -83,9 +82,7 @@ class RelayListener:
 
 
 class _Side(asyncio.Protocol):
-    """One end of a carried connection: writes what it receives to the other end, at the pace the other end
-    takes it.
-    """
+    """One end of a forwarded connection: writes what it receives to the other end, at that end's pace."""
 
     other: "_Side | None" = None
     transport: asyncio.Transport | None = None
@@ -105,6 +102,7 @@ class _Side(asyncio.Protocol):
             and self.other.transport.can_write_eof()
         ):
             self.other.transport.write_eof()
+        # True keeps this end open: a client may close its write side and still wait for the answer.
         return True
 
     def pause_writing(self) -> None:
@@ -129,7 +127,7 @@ class _Upstream(_Side):
 
 
 class _Downstream(_Side):
-    """The end in the sandbox. It is not read before the proxy has answered the connect."""
+    """The end in the sandbox. It is not read before the proxy is connected."""
 
     def __init__(self, listening: RelayListener) -> None:
         self._listening = listening
@@ -153,6 +151,7 @@ class _Downstream(_Side):
         except OSError:
             self.transport.abort()
             return
+        # The client may have left while the proxy was being connected.
         if self.transport.is_closing():
             assert upstream.transport is not None
             upstream.transport.close()
@@ -162,8 +161,9 @@ class _Downstream(_Side):
         self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        """Keeps what comes before the proxy is connected: some event loops read once although they were
-        paused.
+        """Forwards data; keeps it until the proxy is connected.
+
+        Some event loops still read once after reading was paused.
         """
         if self.other is None:
             self._early += data
@@ -171,7 +171,8 @@ class _Downstream(_Side):
             super().data_received(data)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """A client that is gone takes its end at the proxy along, whatever was still to be written there."""
+        """Aborts the proxy's end too, with whatever was still to be written there."""
+        # An abort, not a close: the proxy must notice at once that nobody waits for the answer.
         self._listening.open.discard(self)
         if self._connecting is not None:
             self._connecting.cancel()

@@ -1,4 +1,4 @@
-"""What the processes below one process use, read from `/proc`."""
+"""Memory and CPU time of a process's descendants, read from `/proc`."""
 
 import contextlib
 import os
@@ -14,10 +14,10 @@ class ResourceUsage:
     """Sums over processes."""
 
     memory_bytes: int = 0
-    """Each page shared by several processes counts for each in proportion."""
+    """Proportional set size: each process counts its share of a shared page."""
     processes: int = 0
     cpu_s: float = 0.0
-    """Processor time, that of collected children too."""
+    """CPU seconds, including those of children that have ended."""
 
     def __add__(self, other: "ResourceUsage") -> "ResourceUsage":
         return ResourceUsage(
@@ -26,9 +26,9 @@ class ResourceUsage:
 
 
 def usage_below(pid: int) -> ResourceUsage:
-    """What all descendants of a process use; nothing when there is no such process. What ends meanwhile is
-    left out.
-    """
+    """Sums over all descendants of a process; zero if it does not exist. Skips those that end meanwhile."""
+    # The time of ended children is kept by their parent. A child's own time is added here and that of its
+    # ended children by the recursion, so nothing counts twice.
     total = ResourceUsage(cpu_s=_cpu_s(pid, of_children=True))
     for child in _children(pid):
         with contextlib.suppress(OSError):
@@ -46,7 +46,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _memory(pid: int) -> int:
-    """The proportional share, or where we may not ask for it, all that is resident."""
+    """The proportional set size, or the resident set size if we may not read that."""
     with contextlib.suppress(PermissionError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -56,6 +56,7 @@ def _memory(pid: int) -> int:
 
 def _cpu_s(pid: int, *, of_children: bool) -> float:
     try:
+        # The program's name stands in parentheses and may itself hold spaces and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return 0.0

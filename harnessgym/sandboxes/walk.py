@@ -1,5 +1,6 @@
-"""Going through a folder that somebody else made, and may still be changing: from descriptor to descriptor,
-one name at a time, following no link, within bounds of number, depth and length.
+"""Walks, copies and clears folders that somebody else controls and may still be changing.
+
+Every step opens one name relative to a descriptor and follows no link. Number, depth and length are bounded.
 """
 
 import errno
@@ -16,9 +17,9 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 DEPTH = 256
-"""Folders below one another; one descriptor is open for each."""
+"""Most nested folders; one descriptor is open for each."""
 LENGTH = 3_000
-"""Bytes of a path, so that it and a folder of ours stay below the kernel's 4,096."""
+"""Most bytes in a path. With a folder of ours in front it stays below the kernel's limit of 4,096."""
 _PIECE = 1 << 20
 _CHANGED = frozenset(
     {
@@ -41,31 +42,31 @@ class Overflow(SandboxError):
 
 @dataclass(frozen=True, slots=True)
 class FolderEntry:
-    """One name in a folder, with what it was when it was looked at."""
+    """One name in a folder, with its status when it was read."""
 
     folder: int
-    """Descriptor of the folder that holds it, until the walk goes on."""
+    """Descriptor of the folder that holds it. Valid until the next entry is requested."""
     parents: tuple[str, ...]
     name: str
     status: os.stat_result
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names from the walk's root to here."""
+        """The names from the walk's root to this entry."""
         return (*self.parents, self.name)
 
     @property
     def path(self) -> str:
-        """Relative to the walk's root."""
+        """The path relative to the walk's root."""
         return "/".join(self.parts)
 
 
 class Walk:
-    """Every entry below the folder `root`: a folder's files first, then each of its folders followed by what
-    that holds.
+    """Yields every entry below `root`: a folder's files first, then each subfolder followed by its entries.
 
-    Raises Overflow when there are more than `most` entries, or one is too deep. What cannot be entered raises
-    SandboxError, or with `lenient` is only named in `left_out`; what vanishes on the way is passed over.
+    Raises Overflow if there are more than `most` entries or a path is too deep or too long. A folder that
+    cannot be entered raises SandboxError; with `lenient` it is listed in `left_out` instead. Entries that
+    vanish meanwhile are skipped.
     """
 
     def __init__(self, root: int, most: int, *, lenient: bool = False) -> None:
@@ -110,6 +111,7 @@ class Walk:
                 raise
             self._refuse("/".join(parents), error.strerror or str(error))
             return None
+        # Never leave the file system: a mount below could lead to files of the host.
         if os.fstat(folder).st_dev == self._device:
             return folder
         os.close(folder)
@@ -122,6 +124,7 @@ class Walk:
         self.left_out.append(path)
 
     def _names(self, folder: int) -> list[str]:
+        # Read no more names than are left: a folder with millions of entries must not fill our memory.
         with os.scandir(folder) as found:
             names = [each.name for each in itertools.islice(found, self._left + 1)]
         self._left -= len(names)
@@ -142,16 +145,15 @@ def _look(folder: int, parents: tuple[str, ...], name: str) -> FolderEntry | Non
 
 
 def changed(error: OSError) -> bool:
-    """Whether an entry is no longer what it was when it was looked at, or its owner keeps even us out
-    (with a lease).
+    """Whether an error means that an entry has changed since it was read, or that its owner denies access.
+
+    Even root is denied a file on which its owner holds a lease.
     """
     return error.errno in _CHANGED
 
 
 def open_at(folder: int, name: str, flags: int) -> int:
-    """Opens a name for reading, after giving its owner back the right to where that was taken away. Raises
-    OSError.
-    """
+    """Opens a name for reading; restores its owner's read permission if it is missing. Raises OSError."""
     try:
         return os.open(name, flags, dir_fd=folder)
     except PermissionError:
@@ -160,6 +162,7 @@ def open_at(folder: int, name: str, flags: int) -> int:
 
 
 def _unlock(folder: int, name: str) -> None:
+    # `chmod` by name would follow a link, and O_PATH descriptors do not allow `fchmod`; `/proc/self/fd` does.
     descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         mode = os.fstat(descriptor).st_mode
@@ -171,7 +174,7 @@ def _unlock(folder: int, name: str) -> None:
 
 
 def open_regular(folder: int, name: str) -> int | None:
-    """A descriptor to read a regular file from; None for anything else. Raises OSError."""
+    """Opens a regular file for reading; returns None for anything else. Raises OSError."""
     descriptor = open_at(folder, name, READ)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
@@ -180,9 +183,8 @@ def open_regular(folder: int, name: str) -> int | None:
 
 
 def copy(source: int, target: int, most: int) -> int:
-    """Copies what a file holds at this moment to an empty one, holes as holes. Returns its size; Overflow
-    above `most`.
-    """
+    """Copies a file to an empty one and keeps its holes. Returns its size. Raises Overflow above `most`."""
+    # The size is read once: a file that grows meanwhile is cut there, one that shrinks is padded with zeros.
     size = os.fstat(source).st_size
     if size > most:
         raise Overflow(f"A file of {size} bytes is larger than the {most} bytes that are left.")
@@ -192,7 +194,8 @@ def copy(source: int, target: int, most: int) -> int:
         end = start
         while end < stop:
             sent = os.sendfile(target, source, end, min(_PIECE, stop - end))
-            if sent == 0:  # it was cut off meanwhile
+            # The file was truncated meanwhile.
+            if sent == 0:
                 break
             end += sent
     if end < size:
@@ -201,14 +204,15 @@ def copy(source: int, target: int, most: int) -> int:
 
 
 def _extents(source: int, size: int) -> Iterator[tuple[int, int]]:
-    """Where there is data, up to `size`."""
+    """Yields the ranges that hold data, up to `size`."""
     end = 0
     while end < size:
         try:
             start = os.lseek(source, end, os.SEEK_DATA)
             end = os.lseek(source, start, os.SEEK_HOLE)
         except OSError as error:
-            if error.errno != errno.ENXIO:  # nothing from there on, or it was cut off meanwhile
+            # ENXIO: there is no data from here on, or the file was truncated meanwhile.
+            if error.errno != errno.ENXIO:
                 raise
             return
         if start < size:
@@ -216,17 +220,19 @@ def _extents(source: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def clear(root: int) -> None:
-    """Removes all that lies in a folder, however deep and however locked. Only when nobody changes it any
-    more.
+    """Removes everything in a folder, however deep, and whatever its permissions.
+
+    Call it only when nobody changes the folder any more.
     """
     _open_up(root)
+    # Repeated, because very deep folders are moved up to the root and removed in a later round.
     while names := os.listdir(root):
         for name in names:
             _remove(root, root, name, 0)
 
 
 def _remove(root: int, folder: int, name: str, depth: int) -> None:
-    """Removes one name. Folders far down are moved up to the root, whose turn comes again."""
+    """Removes one name. A folder below 64 others is moved to the root instead, to bound the recursion."""
     if _removed(folder, name):
         return
     inner = open_at(folder, name, FOLDER)

@@ -1,8 +1,8 @@
-"""A rollout's folder, and safe access to it while and after somebody else writes there.
+"""Safe access to a rollout's folder, while and after a harness writes to it.
 
-Whatever the harness leaves may be a trap: a link to a key of ours, a FIFO that blocks a reader, a folder
-swapped for a link between check and use, a file that says it holds a terabyte. So every access walks down
-from the folder's own descriptor, one name at a time, follows no link, and is bounded.
+Anything that the harness leaves may be a trap: a link to one of our keys, a FIFO that blocks a reader, a
+folder swapped for a link between check and use, a sparse file of a terabyte. So every access starts at the
+folder's own descriptor, opens one name at a time, follows no link, and is bounded.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ from harnessgym.sandboxes.exporting import Exporter
 from harnessgym.sandboxes.walk import FOLDER, READ, WRITE, Overflow, Walk, clear, copy, open_at, open_regular
 
 _ENTRIES = 1_000_000
-"""Files and folders that one strict copy takes out."""
+"""Most files and folders that one `copy_out` or `size` visits."""
 
 
 class Workspace:
     """The folder `root`, whose files belong to user and group `owner` (None: to us).
 
-    `root` is a path, or the descriptor of a folder that may lie in another mount namespace; a descriptor
-    stays the caller's. One `read` or `copy_out` takes out at most `max_bytes`.
+    `root` is a path, or a descriptor of a folder that may lie in another mount namespace. The caller keeps
+    ownership of a descriptor. One `read` or `copy_out` returns at most `max_bytes`.
     """
 
     def __init__(self, root: Path | int, owner: int | None, max_bytes: int) -> None:
@@ -34,14 +34,15 @@ class Workspace:
         self._max_bytes = max_bytes
 
     def make(self) -> None:
-        """Creates the folder at the path `root`, closed to everyone but its owner."""
+        """Creates the folder at the path `root`, accessible to its owner only."""
         assert isinstance(self.root, Path)
         self.root.mkdir(mode=0o700)
         self._own(self.root)
 
     def remove(self) -> None:
-        """Deletes everything, however deep, also what the harness made unreadable. Only when its processes
-        are dead.
+        """Deletes everything, however deep, including what the harness made unreadable.
+
+        Call it only when the harness's processes are dead.
         """
         if isinstance(self.root, Path) and not os.path.lexists(self.root):
             return
@@ -51,7 +52,8 @@ class Workspace:
             self.root.rmdir()
 
     def read(self, path: str) -> bytes:
-        """The content of a regular file of at most `max_bytes`."""
+        """Returns the content of a regular file. Raises SandboxError above `max_bytes`."""
+        # One byte more than allowed tells a file that is too large; its size could change after a check.
         with self.parent(path) as (folder, name), os.fdopen(self._regular(folder, name, path), "rb") as file:
             data = file.read(self._max_bytes + 1)
         if len(data) > self._max_bytes:
@@ -59,16 +61,15 @@ class Workspace:
         return data
 
     def write(self, path: str, data: bytes) -> None:
-        """Replaces whatever is at `path`, unless it is a folder."""
+        """Writes a file in place of whatever is at `path`. Raises SandboxError if that is a folder."""
+        # Unbuffered, so that a full disk raises here and not when the file is closed.
         with self.created(path) as descriptor, os.fdopen(os.dup(descriptor), "wb", 0) as file:
             rest = memoryview(data)
             while rest:
                 rest = rest[file.write(rest) or 0 :]
 
     def copy_in(self, local: Path, path: str) -> None:
-        """Copies a file, or a folder with all it holds, piece by piece, with modification times and who
-        may execute.
-        """
+        """Copies a file or a whole folder into the workspace, with modification times and execute bits."""
         if local.is_symlink():
             raise SandboxError(f"Cannot upload {local}: it is a link. Upload what it points to.")
         if local.is_dir():
@@ -86,7 +87,7 @@ class Workspace:
                 _keep(target, status)
 
     def copy_out(self, path: str, local: Path) -> None:
-        """Copies a file or a whole folder to `local`, at most `max_bytes` in all, piece by piece."""
+        """Copies a file or a whole folder to `local`. Raises SandboxError above `max_bytes` in all."""
         if not _inside(path):
             with self.opened() as root:
                 self._folder_out(root, path, local)
@@ -100,21 +101,21 @@ class Workspace:
                     self._file_out(source, path, local, self._max_bytes)
 
     def export(self, local: Path, max_bytes: int, max_files: int, *, without: str = "") -> WorkspaceExport:
-        """Copies all that is data to the new folder `local`, with modification times and who may execute.
+        """Copies files, folders and links to the new folder `local`, with times and execute bits.
 
-        Folders and links count against `max_files` too; the name `without` stays behind. Raises SandboxError
-        when this machine cannot take the files.
+        Folders and links count against `max_files` too. The entry named `without` is left out. Raises
+        SandboxError if this machine cannot store the files.
         """
         with self.opened() as root:
             return Exporter(root, local, max_bytes, max_files, without=without).run()
 
     def size(self) -> int:
-        """Bytes that its files take on the disk."""
+        """Bytes that its files use on disk."""
         with self.opened() as root:
             return sum(entry.status.st_blocks * 512 for entry in Walk(root, _ENTRIES, lenient=True))
 
     def _folder_out(self, root: int, path: str, local: Path) -> None:
-        """Strict: anything but files and folders is an error."""
+        """Copies a folder out. Raises SandboxError for anything but files and folders."""
         local.mkdir()
         left = self._max_bytes
         for entry in Walk(root, _ENTRIES):
@@ -158,8 +159,9 @@ class Workspace:
 
     @contextmanager
     def created(self, path: str) -> Iterator[int]:
-        """A descriptor of a new, empty file in place of whatever was at `path`; a failure to fill it is a
-        SandboxError.
+        """Yields a descriptor of a new, empty file in place of whatever was at `path`.
+
+        An OSError raised while the caller fills it becomes a SandboxError.
         """
         with (
             self.parent(path, make=True) as (folder, name),
@@ -169,8 +171,10 @@ class Workspace:
 
     @contextmanager
     def created_in(self, folder: int, name: str, path: str) -> Iterator[int]:
-        """The same in an opened folder; `path` is for messages."""
+        """Like `created`, in an opened folder; `path` is for messages."""
         with _filling(path):
+            # Removed first and made with O_EXCL: writing into an existing file could change a hard link to
+            # another file, or block on a FIFO.
             _unlink(folder, name, path)
             descriptor = os.open(name, WRITE, 0o644, dir_fd=folder)
             try:
@@ -189,7 +193,7 @@ class Workspace:
 
     @contextmanager
     def parent(self, path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-        """A descriptor of the folder that holds `path`, and the last name of `path`."""
+        """Yields a descriptor of the folder that holds `path`, and the last name of `path`."""
         parts = _inside(path)
         if not parts:
             raise SandboxError(f"Path {path!r} names the workspace itself, where a file in it is needed.")
@@ -198,13 +202,12 @@ class Workspace:
 
     @contextmanager
     def folder(self, parts: tuple[str, ...], path: str, *, make: bool = False) -> Iterator[int]:
-        """A descriptor of the folder reached by the names `parts`, of which none is `..`; `path` is for
-        messages.
-        """
+        """Yields a descriptor of the folder at `parts`, none of which may be `..`; `path` is for messages."""
         with self.opened() as folder:
             for name in parts:
                 made = make and self._make_folder(folder, name, path)
                 with _held(self._open(name, FOLDER, folder, path)) as inner:
+                    # Reuse the one descriptor, so that a deep path needs no more than two.
                     os.dup2(inner, folder, inheritable=False)
                 if made:
                     self._own(folder)
@@ -212,7 +215,7 @@ class Workspace:
 
     @contextmanager
     def opened(self) -> Iterator[int]:
-        """A descriptor of the workspace itself. Raises FileNotFoundError when it is gone."""
+        """Yields a descriptor of the workspace itself. Raises FileNotFoundError if it is gone."""
         if isinstance(self.root, int):
             descriptor = os.open(".", FOLDER, dir_fd=self.root)
         else:
@@ -222,7 +225,7 @@ class Workspace:
             yield descriptor
 
     def _make_folder(self, folder: int, name: str, path: str) -> bool:
-        """Whether it was made, and not there already."""
+        """Makes a folder. Returns False if it exists already."""
         with _filling(path), contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o755, dir_fd=folder)
             return True
@@ -240,7 +243,7 @@ class Workspace:
 
 
 def _inside(path: str) -> tuple[str, ...]:
-    """The names of a path below the workspace; none for the workspace itself."""
+    """Splits a path in the workspace into names; empty for the workspace itself."""
     parts = PurePosixPath(path).parts
     if path.startswith("/") or ".." in parts or "\0" in path:
         raise SandboxError(f"Path {path!r} must be relative and stay inside the workspace.")
@@ -267,7 +270,7 @@ def _unlink(folder: int, name: str, path: str) -> None:
 
 @contextmanager
 def _filling(path: str) -> Iterator[None]:
-    """What the file system refuses, such as space, is an error of the sandbox that names the reason."""
+    """Turns an OSError, such as a full disk, into a SandboxError that names the reason."""
     try:
         yield
     except OSError as error:
@@ -277,11 +280,11 @@ def _filling(path: str) -> Iterator[None]:
 def _refusal(path: str, error: OSError) -> Exception:
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(f"{path!r} is not in the workspace.")
-    # ELOOP, ENOTDIR: a link or a file stands where a folder or a file should
+    # ELOOP or ENOTDIR: a link or a file stands where a folder or a file should be.
     return SandboxError(f"Cannot open {path!r} in the workspace: {error.strerror}. Links are not followed.")
 
 
 def _keep(target: int, status: os.stat_result) -> None:
-    """The times of what was copied, and who may execute it."""
+    """Gives a copy the times and execute bits of its source."""
     os.fchmod(target, 0o644 | status.st_mode & 0o111)
     os.utime(target, ns=(status.st_mtime_ns, status.st_mtime_ns))
