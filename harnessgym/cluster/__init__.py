@@ -1,3 +1,1 @@
-"""The processes of a run on several machines, which Ray has: the same processes, under the same
-supervisor.
-"""
+"""The processes of a run on the machines of a Ray cluster, under the same supervisor as on one machine."""

@@ -1,4 +1,4 @@
-"""Where places are had: the seam between what a run needs of a cluster and who runs that cluster."""
+"""The interface between a run and the cluster that provides its places, such as Ray."""
 
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -7,42 +7,45 @@ from harnessgym.run_config.cluster import Need
 
 
 class Handle(Protocol):
-    """A place on some machine, or the promise of one."""
+    """A place on some machine, or a request for one."""
 
     def call(self, method: str, *arguments: object) -> "Future[Any]":
-        """Call a method of the `Place`. Calls are answered in order, once there is room for the place; or
-        never.
+        """Calls a method of the `ProcessHost`.
+
+        Calls are answered in order once the cluster has room for the place, or never.
         """
         ...
 
     def kill(self) -> None:
-        """End the place and its process at once, or give the promise back."""
+        """Ends the place and its process at once, or withdraws the request."""
         ...
 
 
 class ClusterBackend(Protocol):
-    """A cluster on which one run has its places."""
+    """A cluster that provides the places of one run."""
 
     def end_leftovers(self) -> list[str]:
-        """End the places that an earlier supervisor of this run has left. Returns their names."""
+        """Ends the places that an earlier supervisor of this run left. Returns their names."""
         ...
 
     def claim(self, name: str, need: Need, sockets: int) -> Handle:
-        """Ask for a place that holds `sockets` listening sockets. Waits for a cluster that is out of
-        reach, as `check` does.
+        """Requests a place with `sockets` listening sockets.
+
+        Waits for a cluster that is out of reach, like `check(wait=True)`.
         """
         ...
 
     def check(self, *, wait: bool = False) -> None:
-        """Raises `HarnessGymError` if the cluster has been out of reach for too long; with `wait` returns
-        when it is there.
+        """Raises `HarnessGymError` if the cluster is out of reach for too long.
+
+        With `wait`, returns only when the cluster can be reached.
         """
         ...
 
     def room(self) -> str:
-        """What the cluster has and what of it is free, for people."""
+        """Describes the cluster's resources and which are free, for messages."""
         ...
 
     def close(self) -> None:
-        """Let go of the cluster, which stays."""
+        """Disconnects from the cluster, which keeps running."""
         ...

@@ -1,6 +1,4 @@
-"""How many nodes a run is to have: a number in the run's folder, which people change while the run goes
-on.
-"""
+"""The desired number of nodes: a number in the run's folder that people may change during the run."""
 
 import json
 
@@ -9,7 +7,7 @@ from harnessgym.run_folder import RunFolder, write_json
 
 
 def wished(folder: RunFolder) -> int:
-    """The wanted number of nodes: the last that was wished for, else the configured one."""
+    """The desired number of nodes: the last one set, else the configured one."""
     try:
         return int(json.loads((folder.root / "nodes.json").read_text()))
     except (FileNotFoundError, ValueError):
@@ -17,7 +15,7 @@ def wished(folder: RunFolder) -> int:
 
 
 def wish(folder: RunFolder, nodes: int) -> None:
-    """Want another number of nodes. Raises `ConfigError` for none at all."""
+    """Sets the desired number of nodes. Raises `ConfigError` if it is below 1."""
     if nodes < 1:
         raise ConfigError(
             "A run needs a node: at least one must stay. To end the run, interrupt its supervisor."

@@ -1,12 +1,10 @@
-"""The processes of a run on a cluster, each in a place of its own, behind the same supervisor as on one
-machine.
+"""The processes of a run on a cluster, each in its own place, under the same supervisor as on one machine.
 
-A thread keeps asking every place how its process is, whatever the supervisor is busy with; all decisions are
-made by the supervisor's calls, which wait for nothing but for the first places.
+A thread polls every place for the status of its process, even while the supervisor is busy. All decisions are
+made in the supervisor's calls, which wait only for the first places.
 
-    placing ──► placed ──► starting ──► running ──► ended ──► placed     its process ended, the place is there
-       ▲                                              └──────► placing   the place was lost: another one,
-       elsewhere
+    placing ──► placed ──► starting ──► running ──► ended ──► placed     the process ended, its place remains
+                                                      └─────► placing    the place was lost, request another
 """
 
 import contextlib
@@ -31,7 +29,7 @@ from harnessgym.supervisor.processes import Restarts, last_words
 _TICK_S = 0.1
 _END_S = 8.0
 _LISTENERS: Mapping[Role, tuple[str, ...]] = {"proxy": ("fd", "control_fd"), "engine": ("fd",)}
-"""Settings that name the sockets of a process; of others there are none."""
+"""Settings that get the descriptors of a process's sockets. Other roles have no sockets."""
 _COMMANDS: Mapping[Role, str] = {
     "proxy": "proxy",
     "engine": "engine",
@@ -40,7 +38,7 @@ _COMMANDS: Mapping[Role, str] = {
     "trainer": "train-worker",
 }
 _TOLD: tuple[Role, ...] = ("engine", "agent", "node")
-"""Those that are told where the proxy is."""
+"""Roles whose settings contain the proxy's address."""
 
 
 class Fleet:
@@ -62,7 +60,7 @@ class Fleet:
         self._recorded: object = None
         self._looked = 0.0
         self._unfit: list[float] = []
-        """When nodes came to machines where they cannot work."""
+        """Times at which nodes were placed on machines where they cannot work."""
 
     @property
     def by_name(self) -> Mapping[str, ProcessSlot]:
@@ -74,8 +72,9 @@ class Fleet:
         return self.ground.end_leftovers()
 
     def open(self) -> None:
-        """Ask for places for everything but the trainer, and wait for them. Raises `ConfigError` if they
-        cannot be had.
+        """Requests places for everything but the trainer and waits for them.
+
+        Raises `ConfigError` if the cluster does not provide them in time.
         """
         self._pulse.start()
         self._claim("proxy", "proxy")
@@ -88,7 +87,7 @@ class Fleet:
         self._await("placed", lambda berth: berth.state == "placed")
 
     def lacks(self, backend: str) -> str | None:
-        """Why any of the nodes' machines cannot use a sandbox backend."""
+        """Why a node's machine cannot use a sandbox backend; None if all can."""
         asked = [(berth, berth.handle.call("lacks", backend, self.config.code)) for berth in self._of("node")]
         for berth, answer in asked:
             if problem := self._told_by(berth, answer):
@@ -96,7 +95,7 @@ class Fleet:
         return None
 
     def _told_by(self, berth: ProcessSlot, answer: "Future[Any]") -> Any:
-        """What a place answers. Raises `ConfigError` if it does not."""
+        """Waits for a place's answer. Raises `ConfigError` if the place is silent or lost."""
         try:
             error = answer.exception(self.config.cluster.wait_s)
         except TimeoutError:
@@ -122,8 +121,9 @@ class Fleet:
         self._await("started", lambda berth: berth.state in ("running", "ended"))
 
     def tend(self) -> list[str]:
-        """Move every process on, give up silent places, let nodes join and leave. Raises `HarnessGymError`
-        if that is over.
+        """Advances every process, gives up silent places, lets nodes join and leave. Returns messages.
+
+        Raises `HarnessGymError` if the polling thread has died or the cluster is out of reach for too long.
         """
         if not self._pulse.is_alive():
             raise HarnessGymError(
@@ -152,11 +152,14 @@ class Fleet:
             self._berths[name].handle.call("stop")
 
     def restart(self, name: str) -> None:
-        """Start a process again in its place, or in another one if that is lost. Raises `HarnessGymError`
-        if too often.
+        """Restarts a process in its place, or in another one if that is lost.
+
+        Raises `HarnessGymError` after too many restarts.
         """
+        # Wait before taking the lock: the polling thread needs it, and places that are not polled for
+        # `silent_s` end their processes.
         if self._berths[name].about is None:
-            self.ground.check(wait=True)  # while the other places are still asked
+            self.ground.check(wait=True)
         with self._lock:
             berth = self._berths[name]
             berth.again.add(name, self.log_path(name))
@@ -173,7 +176,9 @@ class Fleet:
             self._record()
 
     def close(self) -> None:
-        """End all processes with their places."""
+        """Ends all processes and their places."""
+        # The polling thread first: it uses the slots. Places get `_END_S` in all to end in good order, then
+        # they are killed.
         self._over.set()
         if self._pulse.is_alive():
             self._pulse.join()
@@ -189,7 +194,7 @@ class Fleet:
         self.ground.close()
 
     def log_path(self, name: str) -> Path:
-        """Here comes what the process writes, wherever it is."""
+        """The file that collects the output of a process, wherever it runs."""
         return self.folder.logs / f"{name}.log"
 
     def last_words(self, name: str) -> str:
@@ -208,7 +213,7 @@ class Fleet:
             self._berths[name] = ProcessSlot(name, role, need, again, handle, self._about(handle, role))
 
     def _place(self, berth: ProcessSlot) -> None:
-        """Ask for another place."""
+        """Requests another place for a process."""
         handle = self.ground.claim(berth.name, berth.need, _sockets(berth.role))
         berth.move(handle, self._about(handle, berth.role))
 
@@ -223,7 +228,7 @@ class Fleet:
         return handle.call("about", shared, backend, self.config.code)
 
     def _await(self, what: str, there: Callable[[ProcessSlot], bool]) -> None:
-        """Wait for all processes. Raises `ConfigError` that names those that did not come."""
+        """Waits until `there` holds for all processes. Raises `ConfigError` that names the late ones."""
         deadline = time.monotonic() + self.config.cluster.wait_s
         while late := [berth.name for berth in self._berths.values() if not there(berth)]:
             if time.monotonic() > deadline:
@@ -239,7 +244,7 @@ class Fleet:
             time.sleep(_TICK_S)
 
     def _ask(self) -> None:
-        """The pulse: how is everybody?"""
+        """Polls every place until `close`. Runs in a thread."""
         while not self._over.wait(_TICK_S):
             with self._lock:
                 for berth in self._berths.values():
@@ -270,8 +275,9 @@ class Fleet:
             berth.handle.call("stop")
 
     def _arrive(self, berth: ProcessSlot, about: HostInfo) -> None:
-        """A place is there. Raises `ConfigError` if the process cannot work there and is no node that
-        others can do without.
+        """Handles a new place.
+
+        A node that cannot work on its machine leaves if others remain. Otherwise raises `ConfigError`.
         """
         berth.about, berth.state, berth.heard = about, "placed", time.monotonic()
         problem = _problem(about)
@@ -289,9 +295,9 @@ class Fleet:
         berth.leaving = True
 
     def _started(self, berth: ProcessSlot) -> None:
-        """A place has started its process, or refused to, or cannot be reached: then it may have started
-        it all the same.
-        """
+        """Handles the answer to a start request. An error may come from the place or from the network."""
+        # The process may run even if the answer is an error. The place is given up only after `silent_s`,
+        # when it has ended a process whose place is not polled; otherwise the process could run twice.
         error = berth.answer.exception()
         if error is None:
             berth.pid = berth.answer.result()
@@ -300,7 +306,7 @@ class Fleet:
             self._lose(berth, f"could not be told to start ({_short(error)})")
 
     def _order(self, berth: ProcessSlot) -> StartRequest | None:
-        """What to start in a place; None as long as that cannot be said."""
+        """The request that starts a process; None while its settings are not known yet."""
         orders = self.orders
         proxy = self._proxy
         if orders is None or (berth.role in _TOLD and not proxy):
@@ -327,7 +333,7 @@ class Fleet:
 
     @property
     def _proxy(self) -> tuple[str, ...]:
-        """Where the proxy listens, for harnesses and for control; empty while it has no place."""
+        """The proxy's URLs, for harnesses and for control; empty while it has no place."""
         berth = self._berths.get("proxy")
         return () if berth is None else berth.urls
 
@@ -339,10 +345,10 @@ class Fleet:
         berth.state = "ended"
 
     def _follow_wish(self) -> None:
-        """Let nodes join or leave until there are as many as are wanted.
+        """Lets nodes join or leave until there are as many as desired.
 
-        For one that could not work where it came no other joins until `cluster.wait_s` is over: the machines
-        may be the same.
+        A node that could not work on its machine is not replaced for `cluster.wait_s`, because the next one
+        may get the same machine.
         """
         if self.orders is None or time.monotonic() - self._looked < 1.0:
             return
@@ -355,6 +361,7 @@ class Fleet:
         for name in list(unused)[: max(0, wanted - len(staying) - len(self._unfit))]:
             self._claim(name, "node")
             self._told.append(f"The {name} process joins.")
+        # The highest numbers leave first. The name of a leaving node stays taken until its rollouts are done.
         for berth in sorted(staying, key=lambda berth: int(berth.name.partition("-")[2]))[wanted:]:
             berth.leaving = True
             self._told.append(f"The {berth.name} process leaves when the rollouts that it has are done.")
@@ -362,21 +369,21 @@ class Fleet:
                 berth.handle.call("drain")
 
     def _leave(self, berth: ProcessSlot) -> None:
-        """End a place that is needed no more, without waiting for it."""
+        """Ends a place that is no longer needed, without waiting for it."""
         if berth.about is None:
             berth.handle.kill()
         else:
             self._ending.append((berth.handle, berth.handle.call("end"), time.monotonic() + _END_S))
 
     def _see_off(self) -> None:
-        """Let go of places that have ended, or take too long to."""
+        """Releases places that have ended or take too long to end."""
         for handle, answer, deadline in list(self._ending):
             if answer.done() or time.monotonic() > deadline:
                 handle.kill()
                 self._ending.remove((handle, answer, deadline))
 
     def _record(self) -> None:
-        """Write down, for people, which process is where."""
+        """Writes `places.json`, which shows people where each process runs."""
         rows = {
             berth.name: {"state": _state(berth), "where": berth.where, "restarts": berth.restarts}
             for berth in self._sorted()
@@ -390,12 +397,12 @@ class Fleet:
 
 
 def _sockets(role: Role) -> int:
-    """How many sockets a process listens at."""
+    """The number of sockets on which a process listens."""
     return len(_LISTENERS.get(role, ()))
 
 
 def _problem(about: HostInfo) -> str | None:
-    """Why processes of the run cannot work on a machine."""
+    """Why a process of the run cannot work on a machine; None if it can."""
     if about.release != release():
         return f"it has {about.release}, the supervisor {release()}. Install the same on all machines."
     if about.missing:
@@ -408,7 +415,7 @@ def _problem(about: HostInfo) -> str | None:
 
 
 def _short(error: BaseException) -> str:
-    """The first line of what an error says."""
+    """An error's type and the first line of its message."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
@@ -417,7 +424,7 @@ def _state(berth: ProcessSlot) -> str:
 
 
 def refuse_unshared(config: RunConfig) -> None:
-    """Raises `ConfigError` for what several machines cannot share."""
+    """Raises `ConfigError` for settings that do not work on several machines."""
     if config.store.url is None or not config.store.url.startswith("postgresql"):
         raise ConfigError(
             "store.url: several machines cannot share a SQLite file. Give a PostgreSQL database of this "

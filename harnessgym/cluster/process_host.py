@@ -1,9 +1,8 @@
-"""A place: holds one process of a run on whatever machine it is, and the sockets at which that process
-listens.
+"""A place: runs one process of a run on its machine and holds the sockets on which that process listens.
 
-The supervisor asks it again and again how the process is. A place that is asked no more ends its process:
-whoever is out of the supervisor's sight must not go on training or serving. The process is killed, too, when
-its place ends.
+The supervisor polls it for the status of the process. A place that is no longer polled kills its process,
+because a process that the supervisor cannot see must not continue to train or serve. The process is also
+killed when its place ends.
 """
 
 import contextlib
@@ -35,75 +34,75 @@ _GRACE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class HostInfo:
-    """What a place is."""
+    """What the supervisor needs to know about a place and its machine."""
 
     host: str
-    """Address of its machine, in the cluster's network."""
+    """Address of its machine in the cluster's network."""
     name: str
     """Name of its machine."""
     urls: tuple[str, ...]
-    """Of the sockets that it holds."""
+    """URLs of its sockets."""
     release: str
-    """Versions of HarnessGym and of Python there."""
+    """Versions of HarnessGym and Python on its machine."""
     missing: tuple[str, ...]
-    """Those of the asked paths that are not there."""
+    """The requested paths that do not exist there."""
     lacks: str | None
-    """Why the asked sandbox backend cannot be used there."""
+    """Why the requested sandbox backend cannot be used there; None if it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """A process to run."""
+    """A process to start."""
 
     command: str
     """Command of `harnessgym`."""
     settings: dict[str, Any]
     listeners: tuple[str, ...] = ()
-    """Settings that are to hold the descriptors of the place's sockets, in their order."""
+    """Settings that get the descriptors of the place's sockets, in order."""
     config: dict[str, Any] | None = None
-    """Configuration of the run, for a process that needs nothing else of the run's folder: it gets a
-    folder of its own."""
+    """Configuration of the run, for a process that needs nothing else from the run's folder and gets its own
+    folder."""
     threads: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """How a process is."""
+    """The status of a process."""
 
     started: int
-    """Which start of a process this is about, from 1; 0 before the first."""
+    """Number of the process's start, from 1; 0 before the first."""
     code: int | None
-    """Exit status; None while it runs, or while there is more of its log to come."""
+    """Exit status; None while it runs or more of its log is to come."""
     log: bytes
-    """What it wrote after the asked position."""
+    """Its output after the requested position."""
     silence: Silence
-    """How long its place has heard nothing of it."""
+    """How long its place has received no heartbeat from it."""
 
 
 def release() -> str:
-    """Versions of HarnessGym and of Python here."""
+    """Versions of HarnessGym and Python on this machine."""
     return f"HarnessGym {version('harnessgym-rl')} on Python {platform.python_version()}"
 
 
 class ProcessHost:
-    """One process of a run on this machine, with a folder that only this user can list and that ends with
-    the place.
-    """
+    """Runs one process on this machine, with a folder that only this user can list and that `end` removes."""
 
     def __init__(self, host: str, sockets: int, silent_s: float) -> None:
-        """Listen at `sockets` free ports of the address `host`."""
+        """Listens on `sockets` free ports of the address `host`."""
+        # With SIGCHLD ignored, the kernel discards exit statuses.
         if (
             signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
             and threading.current_thread() is threading.main_thread()
         ):
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else exit statuses are lost
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         own = identify(os.getpid())
         assert own is not None
         _remove_leftovers()
         self.host = host
         self._silent_s = silent_s
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{own.pid}-{own.started}-"))
-        self.folder.chmod(0o711)  # sandboxes of other users reach the proxy's socket in it
+        # Sandboxes of other users must reach the proxy's socket in it.
+        self.folder.chmod(0o711)
         self.log = self.folder / "log"
         self._sockets = [_listen(host) for _ in range(sockets)]
         self._process: subprocess.Popen[bytes] | None = None
@@ -114,8 +113,9 @@ class ProcessHost:
         threading.Thread(target=self._fence, name="fence", daemon=True).start()
 
     def about(self, paths: list[str], backend: str | None, code: Sequence[str] = ()) -> HostInfo:
-        """What this place is, and what of this its machine lacks. `code` is where the run's own modules
-        are.
+        """Describes this place, and which of `paths` and of `backend`'s needs its machine lacks.
+
+        `code` lists the folders of the run's own modules.
         """
         ports = [listener.getsockname()[1] for listener in self._sockets]
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -137,7 +137,7 @@ class ProcessHost:
         return problem
 
     def start(self, order: StartRequest) -> int:
-        """Start a process; an earlier one is ended first. Returns its pid."""
+        """Kills an earlier process, then starts a new one. Returns its pid."""
         self._kill()
         settings = dict(order.settings)
         for name, listener in zip(order.listeners, self._sockets, strict=True):
@@ -149,7 +149,8 @@ class ProcessHost:
         path = self.folder / "settings.json"
         write_json(path, settings, mode=0o600)
         self.log.unlink(missing_ok=True)
-        self.log.touch(mode=0o600)  # the folder itself is open to those who know what lies in it
+        # Other users can open files in the folder whose names they know, so the mode must protect them.
+        self.log.touch(mode=0o600)
         descriptors = [listener.fileno() for listener in self._sockets[: len(order.listeners)]]
         self._asked = time.monotonic()
         self._heartbeat.close()
@@ -161,15 +162,17 @@ class ProcessHost:
     def run(
         self, order: StartRequest, settings: Path, descriptors: list[int], heartbeat: HeartbeatListener
     ) -> "subprocess.Popen[bytes]":
-        """Start the process itself; what it says goes to `log`."""
+        """Starts the process itself, with its output in `log`."""
         env = {"TMPDIR": str(self.folder)}
         return start_service(order.command, settings, self.log, order.threads, descriptors, env, heartbeat)
 
     def look(self, started: int, position: int) -> ProcessStatus:
-        """How the process is, and what it wrote after `position` bytes of its log, if it is still that
-        start of it.
+        """The status of the process and its output after `position` bytes of its log.
+
+        If the process was started again since the start `started`, the output is from the beginning.
         """
         self._asked = time.monotonic()
+        # Poll before reading: a process that has ended then writes no more, so its log is complete below.
         code = None if self._process is None else self._process.poll()
         position = position if started == self._started else 0
         log = b""
@@ -181,16 +184,16 @@ class ProcessHost:
         return ProcessStatus(self._started, None if len(log) == _CHUNK else code, log, silence)
 
     def stop(self) -> None:
-        """Kill the process, not the place."""
+        """Kills the process, not the place."""
         self._kill()
 
     def drain(self) -> None:
-        """Ask the process to finish what it has and end."""
+        """Asks the process to finish its work and end."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGUSR1)
 
     def end(self) -> None:
-        """End the process and remove what the place made."""
+        """Ends the process and removes the place's folder."""
         self._over.set()
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
@@ -209,7 +212,9 @@ class ProcessHost:
             self._process.wait()
 
     def _fence(self) -> None:
-        """End the process of a place that is asked no more."""
+        """Kills the process if the place is no longer polled. Runs in a thread."""
+        # After half of `silent_s`, so that the process is dead before the supervisor gives the place up and
+        # starts the process elsewhere.
         while not self._over.wait(self._silent_s / 20):
             if time.monotonic() - self._asked > self._silent_s / 2 and self._process is not None:
                 self._process.kill()
@@ -225,20 +230,20 @@ def _listen(host: str) -> socket.socket:
 
 
 def _remove_leftovers() -> None:
-    """Remove the folders of places that were killed on this machine."""
+    """Removes the folders of places that were killed on this machine."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*-*"):
         pid, started, _ = folder.name.removeprefix(_PREFIX).split("-", 2)
         with contextlib.suppress(OSError, ValueError):
+            # A pid alone may belong to a new process by now; its start time tells.
             if folder.stat().st_uid == os.getuid() and not ProcessId(int(pid), int(started)).alive():
                 _remove(folder)
 
 
 def _remove(folder: Path) -> None:
-    """Remove a place's folder, with workspaces in it whatever their modes."""
+    """Removes a place's folder, including workspaces in it, whatever their modes."""
     from harnessgym.sandboxes.workspace import Workspace
 
-    with contextlib.suppress(
-        OSError
-    ):  # what a killed node had started may write for a moment: the next place removes that
+    # Processes of a killed node may still write for a moment. The next place removes what is left.
+    with contextlib.suppress(OSError):
         Workspace(RunFolder(folder / "run").workspaces, None, 0).remove()
     shutil.rmtree(folder, ignore_errors=True)

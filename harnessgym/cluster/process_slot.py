@@ -1,6 +1,4 @@
-"""One process of a run as the supervisor knows it: what it needs, its place while it has one, and how it
-was last seen.
-"""
+"""One process of a run as the supervisor knows it: its needs, its place if it has one, its last status."""
 
 import contextlib
 import time
@@ -18,13 +16,13 @@ from harnessgym.supervisor.processes import Restarts
 Role = Literal["proxy", "engine", "agent", "node", "trainer"]
 State = Literal["placing", "placed", "starting", "running", "ended"]
 KILLED = -9
-"""Exit status of a process whose place was lost: it was killed there."""
+"""Exit status of a process whose place was lost; the place kills it."""
 _PERIOD_S = 0.2
 
 
 @dataclass
 class ProcessSlot:
-    """A process, whether it runs or not."""
+    """A process of the run, running or not."""
 
     name: str
     role: Role
@@ -32,26 +30,26 @@ class ProcessSlot:
     again: Restarts
     handle: Handle
     answer: "Future[Any]"
-    """What the place was asked last besides how its process is: what it is, or to start."""
+    """Answer to the last call of `about` or `start`."""
     state: State = "placing"
     about: HostInfo | None = None
     told: tuple[str, ...] = ()
-    """Where the proxy was when the process was started."""
+    """The proxy's URLs when the process was started."""
     pid: int = 0
     code: int | None = None
     starts: int = 0
-    """How many processes its place was told to start."""
+    """Number of processes that its place was asked to start."""
     ordered: float = 0.0
-    """When it was told to start the last one."""
+    """When the last start was requested."""
     leaving: bool = False
     silence: Silence = field(default_factory=Silence)
-    """How long nothing was heard of the process, as its place said last."""
+    """Time without a heartbeat of the process, as last reported by its place."""
     heard: float = field(default_factory=time.monotonic)
-    """When a question was asked that the place has answered."""
+    """When the last answered question was asked."""
     _question: "Future[Any] | None" = None
     _asked: float = 0.0
     _seen: tuple[int, int] = (0, 0)
-    """Start of the process, and bytes of its log, that were seen."""
+    """Number of the start, and bytes of its log, that were received."""
 
     @property
     def restarts(self) -> int:
@@ -71,11 +69,11 @@ class ProcessSlot:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Where its place listens."""
+        """The URLs on which its place listens."""
         return () if self.about is None else self.about.urls
 
     def move(self, handle: Handle, answer: "Future[Any]") -> None:
-        """Wait for another place."""
+        """Resets the slot to wait for another place."""
         self.handle = handle
         self.answer = answer
         self.state = "placing"
@@ -88,14 +86,16 @@ class ProcessSlot:
         self.silence = Silence()
 
     def lost(self, limit_s: float) -> bool:
-        """Whether a place that once answered has not done so for too long."""
+        """Whether a place that has answered before is silent for more than `limit_s`."""
         return self.state not in ("placing", "ended") and time.monotonic() - self.heard > limit_s
 
     def see(self, log: Path) -> None:
-        """Ask how the process is, if it is time, and take what was answered. Waits for nothing.
+        """Handles the answer to the last status question and asks the next one if it is time. Never waits.
 
-        A question that fails is asked again: who never answers is lost, whatever the reason.
+        A failed question is asked again. A place that never answers counts as lost, whatever the error.
         """
+        # `heard` is the time of the question: an answer may have been on its way for long, and only says that
+        # the place was alive after the question was asked.
         now = time.monotonic()
         if self._question is not None and self._question.done():
             question = self._question
@@ -109,7 +109,8 @@ class ProcessSlot:
 
     def _take(self, look: ProcessStatus, log: Path) -> None:
         started, position = self._seen
-        with contextlib.suppress(OSError):  # a full disk: the same is asked for again
+        # If the disk is full, `_seen` stays as it is and the same part of the log is requested again.
+        with contextlib.suppress(OSError):
             if look.log:
                 log.parent.mkdir(parents=True, exist_ok=True)
                 with log.open("ab") as file:

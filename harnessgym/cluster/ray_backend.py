@@ -1,5 +1,5 @@
-"""Ray as the ground of a run: a place is an actor, placed by its resources, which ends with the
-supervisor's connection.
+"""Ray as the cluster of a run. A place is an actor, scheduled by its resources; it ends with the supervisor's
+connection.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _CONNECT_S = 10.0
 
 
 class RayPlace(ProcessHost):
-    """A place inside a Ray actor, at the address of its machine."""
+    """A place inside a Ray actor. It listens on its machine's address in the cluster."""
 
     def __init__(self, sockets: int, silent_s: float) -> None:
         own = ray.get_runtime_context().get_node_id()
@@ -40,7 +40,7 @@ class RayHandle:
         self._actor = actor
 
     def call(self, method: str, *arguments: object) -> "Future[Any]":
-        """See `Handle`. Ray answers for a lost place with a `RayError`."""
+        """See `Handle`. If the place is lost, the answer is a `RayError`."""
         answer: Future[Any] = getattr(self._actor, method).remote(*arguments).future()
         return answer
 
@@ -54,10 +54,11 @@ class RayGround:
     """See `harnessgym.cluster.backend.ClusterBackend`. One per process; `namespace` is the run's own."""
 
     def __init__(self, options: ClusterSection, namespace: str) -> None:
-        """Connect. Raises `ConfigError` if there is no cluster."""
+        """Connects to the cluster. Raises `ConfigError` if there is none."""
         self._options = options
         self._namespace = namespace
-        logging.getLogger("ray").setLevel(logging.ERROR)  # what dies is told by the supervisor, in a line
+        # The supervisor reports what dies, in one line.
+        logging.getLogger("ray").setLevel(logging.ERROR)
         try:
             _refuse_silence(options.address)
             ray.init(
@@ -70,11 +71,12 @@ class RayGround:
                 "`ray start --head` on one machine and `ray start --address HEAD:6379` on the others."
             ) from error
 
-        remote = "://" in options.address  # Ray's client, on a machine that is not in the cluster
+        # An address with a scheme is Ray's client on a machine outside the cluster: it cannot reach the head.
+        remote = "://" in options.address
         self._head = None if remote else RayHead(ray.get_runtime_context().gcs_address)
 
     def end_leftovers(self) -> list[str]:
-        """See `Ground`. Raises `HarnessGymError` if one does not end."""
+        """See `ClusterBackend`. Raises `HarnessGymError` if a place does not end."""
         found = self._named()
         deadline = time.monotonic() + _LEFTOVERS_S
         while names := self._named():
@@ -91,8 +93,10 @@ class RayGround:
         return [name.rpartition("-")[0] for name in found]
 
     def claim(self, name: str, need: Need, sockets: int) -> RayHandle:
-        """See `Ground`. Ray would wait for its head itself, and then end this process."""
+        """See `ClusterBackend`."""
+        # Without its head, Ray would wait itself and then end this process.
         self.check(wait=True)
+        # Ray must not restart a place: the supervisor decides, and a restarted actor has other sockets.
         options = {
             "name": f"{name}-{secrets.token_hex(4)}",
             "namespace": self._namespace,
@@ -107,14 +111,14 @@ class RayGround:
         return RayHandle(ray.remote(RayPlace).options(**options).remote(sockets, self._options.silent_s))
 
     def check(self, *, wait: bool = False) -> None:
-        """See `Ground`."""
+        """See `ClusterBackend`."""
         if self._head is not None and wait:
             self._head.wait()
         elif self._head is not None:
             self._head.check()
 
     def room(self) -> str:
-        """See `Ground`."""
+        """See `ClusterBackend`."""
         there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
         names = sorted(name for name in there if not name.startswith(("node:", "object_store")))
@@ -124,7 +128,7 @@ class RayGround:
         )
 
     def close(self) -> None:
-        """See `Ground`."""
+        """See `ClusterBackend`."""
         ray.shutdown()
 
     def _named(self) -> list[str]:
@@ -139,7 +143,7 @@ class RayGround:
 
 
 def _refuse_silence(address: str) -> None:
-    """Raises `OSError` if nobody listens at `HOST:PORT`: Ray itself would try for minutes."""
+    """Raises `OSError` if nothing listens at `HOST:PORT`. Ray itself would retry for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal() and "://" not in address:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()

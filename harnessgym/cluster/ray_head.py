@@ -1,8 +1,8 @@
-"""Whether Ray's head is there: the process that knows the whole cluster, and without which Ray ends all after
-a while.
+"""Checks whether Ray's head answers, the process that manages the whole cluster.
 
-Ray does so in the middle of whatever the supervisor does, with a message of its own. Whoever looks here first
-can still say what happened, and end what runs in good order.
+If the head is gone for a while, Ray ends every process, even the supervisor in the middle of its work, with a
+message of its own. This check notices it earlier, so that the supervisor can report it and end the run
+in good order.
 """
 
 import os
@@ -18,11 +18,12 @@ _EVERY_S, _CONNECT_S, _PAUSE_S = 1.0, 2.0, 0.2
 
 
 class RayHead:
-    """The head at an address, asked by a connection to its port."""
+    """The head at an address. A check connects to its port."""
 
     def __init__(self, address: str, patience_s: float | None = None) -> None:
-        """`patience_s` is how long it may be away; if not given, half of what Ray waits: the rest is for
-        the end of the run.
+        """The head may be away for `patience_s`.
+
+        The default is half of Ray's own timeout, which leaves the other half to end the run.
         """
         self.address = address
         host, _, port = address.rpartition(":")
@@ -31,11 +32,12 @@ class RayHead:
         self.patience_s = ray_s / 2 if patience_s is None else patience_s
         self._asked = 0.0
         self._gone: float | None = None
-        """Since when it has not answered."""
+        """When it stopped answering; None while it answers."""
 
     def check(self, *, now: bool = False) -> bool:
-        """Whether it answers: asked once a second, or `now`. Raises `HarnessGymError` if it has been away
-        for too long.
+        """Returns whether the head answers; connects at most once a second, or `now`.
+
+        Raises `HarnessGymError` if it has been away for too long.
         """
         began = time.monotonic()
         if now or began - self._asked >= _EVERY_S:
@@ -52,7 +54,7 @@ class RayHead:
         return self._gone is None
 
     def wait(self) -> None:
-        """Wait until it answers. Raises as `check` does."""
+        """Waits until the head answers. Raises like `check`."""
         while not self.check(now=True):
             time.sleep(_PAUSE_S)
 

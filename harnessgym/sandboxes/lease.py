@@ -1,7 +1,7 @@
 """A node's own folder and its lock, which the kernel frees the moment the node's process is dead.
 
-Each node makes one folder in `workspace_root`, which nodes may share, and keeps it locked. Any node may remove
-an unlocked folder and whatever belongs to it. A lock needs no clock, so no clock can be wrong.
+Each node makes one folder in `workspace_root`, which nodes may share, and keeps it locked. Any node may
+remove an unlocked folder and whatever belongs to it. A lock needs no clock, so no clock can be wrong.
 """
 
 import fcntl

@@ -1,3 +1,1 @@
-"""Container images without a registry: recipes, layers, and what keeps many builders from doing the same
-work twice.
-"""
+"""Container images without a registry: recipes, layers, and locks that let concurrent builders share work."""

@@ -1,7 +1,7 @@
-"""The base image: Debian's own packages, laid out by debootstrap and imported. No registry takes part.
+"""The base image: Debian's own packages, installed by debootstrap and imported, without a registry.
 
-The release and the mirror are the ones this machine's apt uses, so what can be installed here can be
-installed there.
+The release and the mirror are those of this machine's apt, so every package that can be installed here can be
+installed in the image.
 """
 
 import functools
@@ -33,22 +33,20 @@ class Repository:
     """One line of apt's sources."""
 
     uri: str
-    """May carry a user and password."""
+    """May contain a user and password."""
     release: str
     components: tuple[str, ...]
 
     @property
     def line(self) -> str:
-        """As it stands in `sources.list`, without a password."""
+        """The line for `sources.list`, without a password."""
         parts = urlsplit(self.uri)
         host = parts.netloc.rpartition("@")[2]
         return f"deb {urlunsplit(parts._replace(netloc=host))} {self.release} {' '.join(self.components)}"
 
 
 def codename() -> str:
-    """The release of the system that this machine runs, e.g. `bookworm`. Raises ImageError where it has
-    none.
-    """
+    """The release name of this machine's system, e.g. `bookworm`. Raises ImageError if it has none."""
     found = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     if not found:
         raise ImageError(
@@ -62,8 +60,9 @@ def codename() -> str:
 
 @functools.cache
 def repositories() -> tuple[Repository, ...]:
-    """The repositories of this machine's own release that apt has lists of. Raises ImageError if it has
-    none.
+    """The repositories of this machine's release for which apt has package lists.
+
+    Raises ImageError if there are none.
     """
     try:
         found = subprocess.run(
@@ -91,9 +90,9 @@ def repositories() -> tuple[Repository, ...]:
 
 @contextmanager
 def root(packages: tuple[str, ...], variant: str) -> Iterator[Path]:
-    """A folder with a fresh system of these packages, gone afterwards. Needs root.
+    """Yields a folder with a fresh system of these packages, and removes it afterwards. Needs root.
 
-    Raises ImageError with debootstrap's last words.
+    Raises ImageError with the end of debootstrap's output.
     """
     if (problem := debootstrap_available()) is not None:
         raise ImageError(problem)
@@ -118,7 +117,7 @@ def root(packages: tuple[str, ...], variant: str) -> Iterator[Path]:
 
 
 def debootstrap_available() -> str | None:
-    """Why no base image can be made here; None if it can."""
+    """Returns why no base image can be made here; None if one can."""
     if (
         shutil.which("debootstrap", path="/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin")
         is None
@@ -134,6 +133,8 @@ def _tidy(target: Path, sources: tuple[Repository, ...]) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink()
+    # debootstrap writes this machine's mirror with its password, its name servers and its host name into the
+    # system; an image must not carry them.
     (target / "etc/apt/sources.list").write_text("".join(f"{source.line}\n" for source in sources))
     (target / "etc/resolv.conf").write_text("")
     (target / "etc/hostname").write_text("")

@@ -1,6 +1,4 @@
-"""Builds our own images from their recipes, parents first. An image whose recipe has not changed is not
-built again.
-"""
+"""Builds our own images from their recipes, parents first. Unchanged images are not built again."""
 
 import platform
 import subprocess
@@ -17,27 +15,26 @@ from harnessgym.sandboxes.images.builder import LABEL, LAYERS, Builder, content_
 from harnessgym.sandboxes.images.recipes import BASE, REPOSITORY, folder, recipe, recipe_name
 
 _RELEASE = "harnessgym.release"
-"""Label of the base image: the release it is of."""
+"""Label of the base image: the release that it contains."""
 
 
 class _Base(BaseModel):
-    """What `docker/base/recipe.toml` says."""
+    """The content of `docker/base/recipe.toml`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     variant: str
     """debootstrap's variant."""
     packages: tuple[str, ...]
-    """Packages beside the variant's."""
+    """Packages besides the variant's."""
     changes: tuple[str, ...]
     """Dockerfile instructions that set the image's settings."""
 
 
 def build(name: str, builder: Builder) -> str:
-    """Makes a recipe's image and its parents as far as they are not there. Returns its name,
-    `harnessgym/NAME:latest`.
+    """Builds a recipe's image and its parents unless they exist. Returns its name, `harnessgym/NAME:latest`.
 
-    Raises ImageError with the tail of what the failing step said.
+    Raises ImageError with the tail of the failing step's output.
     """
     if name == BASE:
         tag = _base(builder)
@@ -64,16 +61,15 @@ def _base(builder: Builder) -> str:
     there = builder.engine.image(f"{REPOSITORY}{BASE}:latest")
     release = there.labels.get(_RELEASE) if there is not None else None
     content = content_of(["base", release or codename(), platform.machine(), told.model_dump()])
-    if (
-        there is not None and there.labels.get(LABEL) == content
-    ):  # loaded from a file, the tag of its layer was left behind
+    # An image that was loaded from a file has no layer tag. Without it, `once` would build the image again.
+    if there is not None and there.labels.get(LABEL) == content:
         there.tag(LAYERS, content)
     builder.once(content, lambda: _import(builder, told, content))
     return f"{LAYERS}:{content}"
 
 
 def _import(builder: Builder, told: _Base, content: str) -> None:
-    """Lays the system out and hands it to the engine as one layer."""
+    """Makes the base system and imports it into the engine as one layer."""
     builder.say(f"debootstrap {codename()}")
     changes = [*told.changes, f"LABEL {LABEL}={content}", f"LABEL {_RELEASE}={codename()}"]
     with root(told.packages, told.variant) as target:
@@ -85,6 +81,7 @@ def _send(client: Any, target: Path, content: str, changes: list[str]) -> None:
     command = ["tar", "--numeric-owner", "-C", str(target), "-c", "."]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as packing:
         said: list[bytes] = []
+        # tar blocks if nobody reads its stderr while the engine reads its stdout.
         reader = threading.Thread(target=lambda: said.append(cast("IO[bytes]", packing.stderr).read()))
         reader.start()
         answer = client.api.import_image_from_stream(

@@ -1,6 +1,4 @@
-"""One builder at a time for one content, on one machine, whatever the number of processes; and when a
-content was last used.
-"""
+"""Locks that let one process on a machine build a content at a time, and marks of when each was last used."""
 
 import fcntl
 import os
@@ -15,7 +13,7 @@ _SAY_S = 5.0
 
 
 def folder() -> Path:
-    """Where the locks and marks of this machine's user are."""
+    """The folder with this user's locks and marks."""
     found = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "harnessgym" / "images"
     found.mkdir(parents=True, exist_ok=True)
     return found
@@ -23,9 +21,11 @@ def folder() -> Path:
 
 @contextmanager
 def alone(content: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Holds the content's lock; says every few seconds that it waits for another process. A killed holder
-    holds nothing.
+    """Holds the content's lock. While it waits for another process, it says so every few seconds.
+
+    The kernel releases the lock of a killed process.
     """
+    # All contents share 256 lock files: removing a lock file would race with a process that opens it.
     lock = os.open(folder() / f"{content[:2]}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     began = said = time.monotonic()
     try:
@@ -41,7 +41,7 @@ def alone(content: str, say: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def idle(content: str) -> Iterator[bool]:
-    """Whether nobody holds the content's lock; if so it is held meanwhile."""
+    """Tries to lock the content without waiting. Yields whether it did; the lock is held meanwhile."""
     lock = os.open(folder() / f"{content[:2]}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         yield _try(lock)
@@ -51,10 +51,9 @@ def idle(content: str) -> Iterator[bool]:
 
 @contextmanager
 def private(content: str) -> Iterator[Path]:
-    """An empty folder that only this user can read, gone afterwards; one that a killed builder left goes
-    first.
+    """Yields an empty folder that only this user can read, and removes it afterwards.
 
-    For who holds the content's lock.
+    Removes one that a killed builder left first. Call it with the content's lock held.
     """
     path = folder() / f"{content}.lent"
     shutil.rmtree(path, ignore_errors=True)
@@ -66,12 +65,12 @@ def private(content: str) -> Iterator[Path]:
 
 
 def abandoned() -> list[str]:
-    """Contents whose builders were killed and left such a folder, or still build."""
+    """Contents with a `private` folder: their builders were killed, or are still building."""
     return [path.stem for path in folder().glob("*.lent")]
 
 
 def discard(content: str) -> None:
-    """Removes the folder of a builder that was killed. For who holds the content's lock."""
+    """Removes the `private` folder of a killed builder. Call it with the content's lock held."""
     shutil.rmtree(folder() / f"{content}.lent", ignore_errors=True)
 
 
@@ -81,13 +80,13 @@ def use(content: str) -> None:
 
 
 def last_used(content: str) -> float | None:
-    """When it was, as seconds since the epoch; None if this user never did."""
+    """When this user last used a content, in seconds since the epoch; None if never."""
     path = folder() / content
     return path.stat().st_mtime if path.exists() else None
 
 
 def forget(content: str) -> None:
-    """Drops the mark."""
+    """Removes the mark of a content's last use."""
     (folder() / content).unlink(missing_ok=True)
 
 

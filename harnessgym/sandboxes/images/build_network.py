@@ -1,8 +1,7 @@
-"""What a build is lent of this machine: how its package managers reach their registries. An image never keeps
-any of it.
+"""Lends this machine's package manager settings to a build, so that it reaches the same registries.
 
-Everything is mounted under `/dev`, which is no part of an image, and named by environment variables that a
-script there sets, so neither the files nor the addresses, passwords and folders in them are left in a layer.
+The image keeps none of them. The files are mounted under `/dev`, which is not part of an image. A script
+there sets the environment variables that name them, so no address, password or folder ends up in a layer.
 """
 
 import configparser
@@ -24,12 +23,12 @@ from harnessgym.sandbox import InstallStep
 from harnessgym.sandboxes.images.bootstrap import repositories
 
 INSIDE = "/dev/harnessgym"
-"""Where a build finds what it is lent."""
+"""Where a build finds this machine's settings."""
 _PIP = {
     "cert", "client-cert", "default-timeout", "extra-index-url", "find-links", "index-url", "no-index", "proxy", "retries",
     "timeout", "trusted-host",
 }  # fmt: skip
-"""Settings of pip that say how packages are reached; others say how this machine wants its own installed."""
+"""Settings of pip that say where packages come from. Others are about this machine's own installations."""
 _PATHS = {"cert", "client-cert", "extra-index-url", "find-links", "index-url"}
 _NPM = re.compile(
     r"^(//|@[^/]+:registry|registry|(https?-|no)?proxy|noproxy|strict-ssl|ca\b|cert\b|key\b|_auth)"
@@ -60,26 +59,27 @@ fi
 
 @dataclass(slots=True)
 class Lent:
-    """A folder of this machine, filled for one build, and what is mounted beside it."""
+    """A folder of this machine with the settings for one build, and further mounts."""
 
     folder: Path
     mounts: dict[str, str] = field(default_factory=dict)
-    """Path on this machine to path inside, all of them read-only."""
+    """Paths on this machine and their paths inside. All are mounted read-only."""
 
     def share(self, path: str) -> str:
-        """Where a file or folder of this machine is found inside."""
+        """Mounts a file or folder of this machine and returns its path inside."""
         return self.mounts.setdefault(path, f"{INSIDE}-files{path}")
 
     def script(self, step: InstallStep) -> None:
-        """What runs a step: the machine's settings, the step's own, the command."""
+        """Writes the script that runs a step: the machine's settings, the step's own, the command."""
         lines = [f"export {name}={shlex.quote(value)}\n" for name, value in step.env.items()]
         text = f". {INSIDE}/machine\n{''.join(lines)}exec {shlex.join(step.argv)}\n"
         (self.folder / "run").write_text(text)
 
 
 def lend(folder: Path) -> Lent:
-    """Writes this machine's settings into `folder`, which must be private and empty, for builds to mount
-    at `INSIDE`.
+    """Writes this machine's settings to `folder`, for a build to mount at `INSIDE`.
+
+    The folder must be empty, and private because it gets passwords.
     """
     lent = Lent(folder)
     env = {**_QUIET, **_authorities(lent), **_pip(lent), **proxies()}
@@ -94,13 +94,13 @@ def lend(folder: Path) -> Lent:
 
 
 def proxies() -> dict[str, str]:
-    """The environment variables that say through which proxies this machine reaches the network."""
+    """The environment variables that name this machine's network proxies."""
     spelled = (spelling for name in _PROXIES for spelling in (name, name.upper()))
     return {name: value for name in spelled if (value := os.environ.get(name))}
 
 
 def _authorities(lent: Lent) -> Mapping[str, str]:
-    """The certificate authorities that this machine trusts."""
+    """Environment variables that name this machine's bundle of certificate authorities."""
     paths = ssl.get_default_verify_paths()
     found = next(
         (path for path in (paths.cafile, paths.openssl_cafile) if path and Path(path).is_file()), None
@@ -109,9 +109,7 @@ def _authorities(lent: Lent) -> Mapping[str, str]:
 
 
 def _pip(lent: Lent) -> Mapping[str, str]:
-    """Settings of pip as its environment variables; folders of wheels and indexes on this machine are
-    shared.
-    """
+    """Settings of pip as environment variables. Wheel and index folders on this machine are mounted."""
     files = ["/etc/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf", f"{sys.prefix}/pip.conf"]
     files += [os.environ["PIP_CONFIG_FILE"]] if "PIP_CONFIG_FILE" in os.environ else []
     parser = configparser.RawConfigParser()
@@ -137,7 +135,7 @@ def _pip(lent: Lent) -> Mapping[str, str]:
 
 
 def _reach(word: str, lent: Lent) -> str:
-    """A setting that may be a path or a file URL of this machine, as it is reached from inside."""
+    """Maps a path or file URL of this machine to its path inside; returns anything else as it is."""
     url = word.startswith("file:")
     path = Path(unquote(urlsplit(word).path) if url else word).expanduser()
     if not path.is_absolute() or not path.exists():
@@ -149,7 +147,7 @@ def _reach(word: str, lent: Lent) -> str:
 
 
 def _npmrc() -> str:
-    """Settings of npm that say how packages are reached: the machine's, its user's and the environment's."""
+    """Settings of npm that say where packages come from: the machine's, the user's, the environment's."""
     lines = []
     for path in (Path("/etc/npmrc"), Path.home() / ".npmrc"):
         if path.is_file():
@@ -162,8 +160,9 @@ def _npmrc() -> str:
 
 
 def _apt(folder: Path) -> str:
-    """Sources, passwords and fetch settings of apt, for images of this machine's own release. Returns the
-    release.
+    """Writes apt's sources, passwords and fetch settings for images of this machine's release.
+
+    Returns the release.
     """
     try:
         sources = repositories()
@@ -188,7 +187,7 @@ def _apt(folder: Path) -> str:
 
 @functools.cache
 def _fetching() -> list[str]:
-    """Settings of apt that say how packages are fetched."""
+    """Apt's settings for fetching packages."""
     dump = subprocess.run(
         ["apt-config", "dump", "Acquire"], capture_output=True, text=True, check=True
     ).stdout

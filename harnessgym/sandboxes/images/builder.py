@@ -1,9 +1,9 @@
-"""Builds images layer by layer, every layer once: a container runs one step, and what it left is committed.
+"""Builds images layer by layer, each layer once: a container runs one step, and its result is committed.
 
-The engine's own builder cannot be lent anything but the network; here the machine's package-manager settings
-are mounted while a step runs and gone when it is committed (see `lending`). A layer is found again by its
-content, which is the image below it and what is done to it, so equal prefixes are built once, by one of
-however many processes ask.
+The engine's own builder can only be given the network. Here, the machine's package manager settings are
+mounted while a step runs and are gone when it is committed (see `build_network`). A layer is identified by
+its content: the image below it and what is done to it. So equal prefixes are built once, even if many
+processes ask for them.
 """
 
 import contextlib
@@ -28,40 +28,38 @@ from harnessgym.sandboxes.images.build_network import INSIDE, Lent, lend
 from harnessgym.sandboxes.images.connection import EngineConnection
 
 LABEL = "harnessgym.content"
-"""Label of every image that is built here: its content."""
+"""Label that holds an image's content. Every image built here has it."""
 LAYERS = "harnessgym/layer"
-"""Repository of the tags by which layers are found."""
+"""Repository of the layers' tags."""
 CONTEXTS = "harnessgym/context"
-"""Repository of the tags of images that the engine built from a folder with a Dockerfile."""
+"""Repository of images that the engine built from a folder with a Dockerfile."""
 BUILDING = "harnessgym-build-"
-"""What the names of containers that build begin with; the content follows."""
+"""Prefix of the names of build containers; the content follows."""
 Say = Callable[[str], None]
-"""Told what goes on, in one line."""
+"""Gets progress messages of one line each."""
 _TAIL = 40
 _SHOWN = 300
-"""Characters of a step's command that are shown."""
+"""Most characters of a step's command in a message."""
 _LEAST_FREE = 2 << 30
 _LAYERS_AT_MOST = 120
 
 
 def silent(said: str) -> None:
-    """Tells nobody."""
+    """Drops a progress message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Files and folders that are copied into an image, as root's, readable by everybody."""
+    """Files and folders to copy into an image, owned by root and readable by everybody."""
 
     sources: tuple[Path, ...]
     to: str
-    """Where they go; it ends with a slash if it is a folder."""
+    """Target path; it ends with a slash if it is a folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One thing that is done to an image: a step that runs in it, files that are copied, or settings that
-    are changed.
-    """
+    """One change to an image: a step that runs in it, files to copy, or changed settings."""
 
     step: InstallStep | None = None
     copied: Copied | None = None
@@ -70,7 +68,7 @@ class Layer:
 
     @property
     def title(self) -> str:
-        """For people."""
+        """A one-line description for messages."""
         if self.step is not None:
             command = shlex.join(self.step.argv)
             return command if len(command) <= _SHOWN else f"{command[:_SHOWN]}..."
@@ -79,14 +77,14 @@ class Layer:
         return "; ".join(self.changes)
 
     def content(self, parent: str) -> str:
-        """Names what this layer makes of an image of that id."""
+        """The content of this layer on top of the image with the id `parent`."""
         step = [self.step.argv, sorted(self.step.env.items())] if self.step is not None else None
         copied = [self.copied.to, _digest(self.copied)] if self.copied is not None else None
         return content_of([parent, step, copied, self.changes])
 
 
 def content_of(facts: object) -> str:
-    """A short name for JSON values that cannot be met again by accident."""
+    """A collision-resistant hash of JSON values."""
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
 
@@ -94,14 +92,15 @@ class Builder:
     """Builds on one engine."""
 
     def __init__(self, engine: EngineConnection, *, say: Say = silent, timeout_s: float = 3_600.0) -> None:
-        """`timeout_s` is for each layer."""
+        """`timeout_s` limits each layer."""
         self.engine = engine
         self.say = say
         self.timeout_s = timeout_s
 
     def build(self, parent: str, layers: Sequence[Layer]) -> str:
-        """The tag of an image with all layers above the image `parent`. Raises ImageError naming the layer
-        that failed.
+        """Builds all layers on top of the image `parent` and returns the tag of the result.
+
+        Raises ImageError that names the failed layer.
         """
         image = self.engine.image(parent)
         if image is None:
@@ -117,11 +116,15 @@ class Builder:
         return tag
 
     def once(self, content: str, make: Callable[[], None], repository: str = LAYERS) -> Any:
-        """The image of that content; `make` is called by one process if it is not there, and must tag it."""
+        """Returns the image of a content.
+
+        If it does not exist, one process calls `make`, which must build and tag it.
+        """
         tag = f"{repository}:{content}"
         image = self.engine.image(tag)
         if image is None:
             with alone(content, self.say), self.engine.answering(f"make {tag}"):
+                # Another process may have built it while this one waited for the lock.
                 image = self.engine.image(tag)
                 if image is None:
                     self._room()
@@ -175,7 +178,7 @@ class Builder:
 
     @contextmanager
     def _container(self, below: Any, settings: dict[str, Any]) -> Iterator[Any]:
-        """A container of that name; one that a killed builder left is removed first."""
+        """Creates a container and removes it afterwards. Removes one that a killed builder left first."""
         self.engine.remove_container(settings["name"])
         command = settings.pop("command", None) or below.attrs["Config"].get("Cmd") or ["/bin/sh"]
         try:
@@ -209,7 +212,7 @@ class Builder:
 
 
 def _borrowing(below: Any, lent: Lent) -> dict[str, Any]:
-    """Settings of a container that runs the lent script instead of what the image runs."""
+    """Settings of a container that runs the script in `lent` instead of the image's command."""
     words = ["/bin/sh", f"{INSIDE}/run"]
     from docker.types import LogConfig, Mount
 
@@ -217,6 +220,7 @@ def _borrowing(below: Any, lent: Lent) -> dict[str, Any]:
     mounts += [Mount(f"{INSIDE}/scratch", str(lent.folder / "scratch"), "bind")]
     mounts += [Mount(inside, path, "bind", read_only=True) for path, inside in lent.mounts.items()]
     log = LogConfig(type="json-file", config={"max-size": "4m", "max-file": "2"})
+    # An image's entrypoint is only replaced if it has one: the commit would keep a new one.
     how = (
         {"entrypoint": words[:1], "command": words[1:]}
         if below.attrs["Config"].get("Entrypoint")
@@ -226,8 +230,9 @@ def _borrowing(below: Any, lent: Lent) -> dict[str, Any]:
 
 
 def _restoring(below: Any) -> tuple[str, ...]:
-    """The changes that give the image's own settings back after a container that ran something else as
-    root.
+    """Dockerfile instructions that restore the image's settings.
+
+    A commit would otherwise keep the build container's user, folder and command.
     """
     config = below.attrs["Config"]
     entrypoint = [f"ENTRYPOINT {json.dumps(config['Entrypoint'])}"] if config.get("Entrypoint") else []
@@ -251,7 +256,7 @@ def _last_words(container: Any) -> str:
 
 
 def _files(copied: Copied) -> Iterator[tuple[Path, str]]:
-    """What is copied, and where it goes, in a fixed order."""
+    """Yields the files to copy and their targets, in a fixed order."""
     for source in copied.sources:
         if source.is_file():
             yield source, copied.to + source.name if copied.to.endswith("/") else copied.to

@@ -1,4 +1,4 @@
-"""The Docker engine as builds see it: a synchronous client and the few questions they ask."""
+"""A synchronous connection to the Docker engine with the few calls that builds need."""
 
 import os
 from collections.abc import Iterator
@@ -10,15 +10,16 @@ from harnessgym.errors import ImageError
 from harnessgym.sandboxes.engine import address, sdk
 
 _TIMEOUT_S = 600
-"""For one request; committing a large layer takes long."""
+"""Timeout of one request. Committing a large layer takes long."""
 
 
 class EngineConnection:
-    """To one engine, for one thread."""
+    """A connection to one engine, for use by one thread."""
 
     def __init__(self, host: str = "") -> None:
-        """`host` is a URL such as `unix:///run/docker.sock`; by default `DOCKER_HOST`, else the usual
-        socket.
+        """Connects to `host`, a URL such as `unix:///run/docker.sock`; empty: `DOCKER_HOST` or the default.
+
+        Raises ImageError if no engine answers.
         """
         errors = sdk().errors
         url = address(host)
@@ -38,31 +39,30 @@ class EngineConnection:
 
     @contextmanager
     def answering(self, doing: str) -> Iterator[None]:
-        """What the engine says or does wrong meanwhile is an ImageError that says what was being done."""
+        """Turns the engine's errors into an ImageError that says what was being done."""
         try:
             yield
         except self._failures as error:
             raise ImageError(f"The Docker engine failed while it was to {doing}: {error}") from error
 
     def image(self, name: str) -> Any | None:
-        """The image of that name or id, if it is there."""
+        """The image of that name or id; None if there is none."""
         try:
             return self.client.images.get(name)
         except self._missing:
             return None
 
     def remove_container(self, name: str) -> None:
-        """Removes it with its anonymous volumes, running or not; nothing if there is none."""
+        """Removes a container and its anonymous volumes, running or not. Does nothing if there is none."""
         try:
             self.client.containers.get(name).remove(force=True, v=True)
         except self._missing:
             return
 
     def remove_image(self, name: str, *, below: bool = False) -> bool:
-        """Removes a tag, and the image if that was its last; False if something needs the image.
+        """Removes a tag, and the image if that was its last tag. Returns False if the image is in use.
 
-        What is below it stays, or with `below` goes too as far as it has no name and nothing else stands on
-        it.
+        With `below`, also removes the images below it that have no name and no other image above them.
         """
         try:
             self.client.images.remove(name, noprune=not below)
@@ -75,7 +75,7 @@ class EngineConnection:
         return True
 
     def storage(self) -> Path | None:
-        """The folder of this machine that holds the engine's data; None where that cannot be told."""
+        """The folder on this machine with the engine's data; None if unknown or on another machine."""
         folder = Path(self.client.info().get("DockerRootDir") or os.devnull)
         return folder if self.local and folder.is_dir() else None
 

@@ -1,9 +1,8 @@
-"""Images that the engine builds from a folder with a Dockerfile, as people have them: `docker build FOLDER`,
-once per content.
+"""Builds images from a folder with a Dockerfile, like `docker build FOLDER`, once per content.
 
-The content is what the engine is sent, and the images that the Dockerfile starts from. The engine's builder
-is lent the network of this machine and the names of its proxies, not its package managers' settings: those
-would stay in the image.
+The content is everything that is sent to the engine, and the images that the Dockerfile starts from. The
+build gets this machine's network and the names of its proxies. It does not get the package managers'
+settings, because they would stay in the image.
 """
 
 import hashlib
@@ -27,21 +26,21 @@ from harnessgym.sandboxes.images.recipes import instructions, recipe_name
 
 _DOCKERFILE = "Dockerfile"
 _TAIL = 40
-"""Lines of a failed build's output that its error keeps."""
+"""Lines of a failed build's output that its error shows."""
 _NOTHING = "scratch"
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
 
 
 def context_of(image: str) -> Path | None:
-    """The folder that an image is built from, if its name says `context:FOLDER`."""
+    """The folder in an image name of the form `context:FOLDER`; None for other names."""
     return Path(image.removeprefix(CONTEXT)) if image.startswith(CONTEXT) else None
 
 
 def build_context(folder: Path, builder: Builder) -> str:
-    """The name of the image that `folder` makes, `harnessgym/context:HASH`, built if it is not there.
+    """Builds the image of `folder` unless it exists. Returns its name, `harnessgym/context:HASH`.
 
-    The builder's time limit is for the whole build. Raises ImageError naming the folder, with the tail of the
-    build's output or the image that it starts from and that is not to be had.
+    The builder's timeout limits the whole build. Raises ImageError that names the folder, with the tail of
+    the build's output, or the parent image that cannot be found or pulled.
     """
     if not (folder / _DOCKERFILE).is_file():
         raise ImageError(f"There is no {folder / _DOCKERFILE} to build an image from.")
@@ -57,10 +56,11 @@ def build_context(folder: Path, builder: Builder) -> str:
 
 
 def starting_images(dockerfile: str) -> list[str]:
-    """The images that a Dockerfile's text starts from or copies from, in its order, each once.
+    """The images that a Dockerfile's text starts from or copies from, in order, without duplicates.
 
-    Left out are its own stages and names that hang on a build argument without a default.
+    Leaves out its own stages and names that use a build argument without a default.
     """
+    # Only an ARG before the first FROM counts in a FROM, as in the engine.
     given = dict[str, str]()
     stages = set[str]()
     found = list[str]()
@@ -79,7 +79,7 @@ def starting_images(dockerfile: str) -> list[str]:
 
 
 def _filled(image: str, given: dict[str, str], stages: set[str]) -> str:
-    """An image's name with build arguments put in; empty for a stage, or if one of them has no value."""
+    """Fills build arguments into an image's name. Empty for a stage, or if an argument has no value."""
     values = [given.get(one or other) or default for one, other, default in _VARIABLE.findall(image)]
     if image.lower() in stages or not all(values):
         return ""
@@ -88,9 +88,7 @@ def _filled(image: str, given: dict[str, str], stages: set[str]) -> str:
 
 
 def _present(image: str, folder: Path, builder: Builder) -> str:
-    """The id of an image that a Dockerfile starts from; ours is built, another's pulled, if it is not
-    there.
-    """
+    """The id of an image that a Dockerfile starts from. If it is missing, builds ours and pulls others."""
     if (ours := recipe_name(image)) is not None:
         build(ours, builder)
     found = builder.engine.image(image)
@@ -125,12 +123,13 @@ def _build(folder: Path, content: str, builder: Builder) -> None:
 
 
 class _Failure(Exception):
-    """What the engine says of a build that failed."""
+    """The engine's error for a failed build."""
 
 
 def _output(folder: Path, content: str, builder: Builder, answered: list[Any]) -> Iterator[str]:
-    """The build's output by lines. Raises `_Failure` at its end, TimeoutError and urllib3's when it takes
-    too long.
+    """Yields the lines of the build's output. Raises `_Failure` at the end if the build failed.
+
+    Raises TimeoutError or urllib3's if it takes too long.
     """
     deadline = time.monotonic() + builder.timeout_s
     events = builder.engine.client.api.build(
@@ -151,20 +150,23 @@ def _output(folder: Path, content: str, builder: Builder, answered: list[Any]) -
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
+        # A request timeout only limits the silence between two events. Shorten it to what is left of the
+        # build's time.
         if (
             answered
             and (connection := answered[-1].raw.connection) is not None
             and connection.sock is not None
         ):
-            connection.sock.settimeout(left)  # silence is bounded by what is left
+            connection.sock.settimeout(left)
     if wrong:
         raise _Failure(wrong)
 
 
 @contextmanager
 def _answer(session: Any) -> Iterator[list[Any]]:
-    """The answers to what is asked meanwhile, closed afterwards: on a closed one, the engine ends the
-    build.
+    """Collects the responses to requests made meanwhile and closes them afterwards.
+
+    The engine ends a build whose response is closed.
     """
     found: list[Any] = []
 
@@ -188,7 +190,7 @@ def _failed(folder: Path, how: str, said: deque[str]) -> ImageError:
 
 
 def _digest(folder: Path) -> str:
-    """Of all that the engine is sent: names, modes, links and content. Raises OSError."""
+    """Hashes everything that is sent to the engine: names, modes, links and content. Raises OSError."""
     from docker.utils.build import exclude_paths
 
     ignored = folder / ".dockerignore"

@@ -1,9 +1,8 @@
-"""Removes images of ours that nothing has used for long, and what killed builds left. Never an image that is
-not ours.
+"""Removes our images that have not been used for long, and what killed builds left. Never touches others.
 
-Ours are those with our content label and no name but a layer's or a context's: to give one a name of your own
-(`docker tag`) keeps it, and what it stands on. An image that a container uses, or another image stands on,
-stays.
+Ours are the images with our content label that only have names of layers or contexts. To keep an image and
+those below it, give it a name of your own (`docker tag`). An image stays if a container uses it or another
+image is built on it.
 """
 
 import time
@@ -19,40 +18,41 @@ from harnessgym.sandboxes.images.connection import EngineConnection
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An image of ours."""
+    """One of our images."""
 
     id: str
     content: str
     names: tuple[str, ...]
-    """Its tags; none if all have moved on to a newer image."""
+    """Its tags; empty if they all point to newer images."""
     parent: str
     size: int
-    """Bytes, with what it stands on."""
+    """Size in bytes, including the images below it."""
     used: float
-    """When it was last asked for on this machine, or built: seconds since the epoch."""
+    """When it was last used on this machine, or built, in seconds since the epoch."""
     title: str
-    """What its last layer does."""
+    """Title of its last layer."""
 
     @property
     def pinned(self) -> bool:
-        """Whether it has a name that people use."""
+        """Whether it has a name that somebody gave it."""
         return any(not name.startswith((f"{LAYERS}:", f"{CONTEXTS}:")) for name in self.names)
 
 
 def built(engine: EngineConnection) -> list[Built]:
-    """All images of ours, the latest used first."""
+    """All our images, the most recently used first."""
     images = engine.client.images.list(filters={"label": LABEL}, all=True)
     return sorted((_built(image) for image in images), key=lambda image: image.used, reverse=True)
 
 
 def collect(engine: EngineConnection, *, older_s: float, dry: bool = False) -> list[Built]:
-    """Removes what has not been used for `older_s` seconds, or only says what it would; returns it."""
+    """Removes and returns the images not used for `older_s` seconds. With `dry`, only returns them."""
     _abandoned(engine, dry=dry)
     limit = time.time() - older_s
     removed = []
     kept = set[str]()
     standing = built(engine)
     used = {container["ImageID"] for container in engine.client.api.containers(all=True)}
+    # From the leaves down: an image can only be removed once nothing is built on it.
     while leaves := [image for image in standing if _leaf(image, standing) and image.id not in kept]:
         for image in leaves:
             if image.pinned or image.used > limit or image.id in used or not (dry or _remove(engine, image)):
@@ -68,6 +68,7 @@ def _leaf(image: Built, standing: Sequence[Built]) -> bool:
 
 
 def _remove(engine: EngineConnection, image: Built) -> bool:
+    # A held lock means that somebody may be building on this image.
     with idle(image.content) as free:
         if not free or not all(_removed(engine, name) for name in image.names or (image.id,)):
             return False
@@ -76,12 +77,13 @@ def _remove(engine: EngineConnection, image: Built) -> bool:
 
 
 def _removed(engine: EngineConnection, name: str) -> bool:
-    """The engine's own builder leaves an image without a name for every instruction."""
+    """Removes a tag."""
+    # The engine's own builder leaves an unnamed image for every instruction of a context's Dockerfile.
     return engine.remove_image(name, below=name.startswith(f"{CONTEXTS}:"))
 
 
 def _abandoned(engine: EngineConnection, *, dry: bool) -> None:
-    """What killed builds left: whoever builds holds the lock of its content."""
+    """Removes what killed builds left. A running build holds the lock of its content."""
     named = engine.client.api.containers(all=True, filters={"name": f"^/{BUILDING}"})
     contents = {container["Names"][0].removeprefix(f"/{BUILDING}") for container in named}
     for content in contents.union(abandoned()):

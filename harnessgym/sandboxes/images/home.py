@@ -1,8 +1,7 @@
-"""The path of an image that the workspace stands for: what lies there is set aside, and the path leads to the
-workspace.
+"""Makes a path of an image, its home, a link to the workspace, and moves what was there to a folder for root.
 
-What is set aside only root can read: what a task's setup takes away from the copy in a workspace, such as a
-repository's future, is gone for the agent.
+Only root can read the original. So whatever a task's setup removes from the copy in the workspace, such as
+later commits of a repository, is out of the agent's reach.
 """
 
 from pathlib import PurePosixPath
@@ -15,7 +14,7 @@ from harnessgym.sandboxes.images.builder import Layer
 from harnessgym.sandboxes.images.connection import EngineConnection
 
 WORKDIR = "@workdir"
-"""As a home: the image's own WORKDIR, and none if that is `/`."""
+"""Value of a home that stands for the image's WORKDIR; no home if that is `/`."""
 _SYSTEM = (
     "/bin",
     "/boot",
@@ -30,9 +29,9 @@ _SYSTEM = (
     "/usr/local",
     "/var",
 )
-"""Too much of an image hangs on these to move them."""
+"""Folders that cannot be moved because too much of an image depends on them."""
 _COVERED = ("/dev", "/proc", "/sys", "/run", "/tmp", HOME, "/.harnessgym")  # noqa: S108
-"""Where sandboxes have something of their own: a link in there would be covered."""
+"""Folders that sandboxes mount over, which would hide a link in them."""
 _ROOTS = "/root"
 _MOVE = """\
 umask 022; home=$1 aside=$2 workspace=$3
@@ -55,14 +54,14 @@ mkdir -p "$workspace"
 
 
 def workdir(image: str, engine: EngineConnection) -> str:
-    """The WORKDIR of an image that is there, "/" where it has none. Raises ImageError."""
+    """The WORKDIR of an existing image; "/" if it has none. Raises ImageError if there is no such image."""
     return str(_found(image, engine).attrs["Config"].get("WorkingDir") or "/")
 
 
 def home_layer(home: str, image: str, engine: EngineConnection) -> Layer | None:
-    """What gives an image that is there a home; None if `@workdir` finds none.
+    """The layer that gives an existing image a home; None if the home is `@workdir` and that is `/`.
 
-    Raises TaskError for a path that cannot be one, ImageError for an image that keeps a volume there.
+    Raises TaskError for a path that cannot be a home, ImageError if the image has a volume there.
     """
     if home == WORKDIR:
         home = workdir(image, engine)
@@ -82,8 +81,9 @@ def home_layer(home: str, image: str, engine: EngineConnection) -> Layer | None:
 
 
 def checked_home(home: str) -> str:
-    """A home's path without a slash at its end. Raises TaskError for one that sandboxes or images need for
-    themselves.
+    """Returns a home's path without a trailing slash.
+
+    Raises TaskError for a path that sandboxes or images need themselves.
     """
     path = PurePosixPath(home)
     if (

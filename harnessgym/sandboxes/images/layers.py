@@ -1,4 +1,4 @@
-"""Images with something installed: the layers that put a harness into the image that a task names."""
+"""Builds images with a harness installed: adds layers to the image that a task names."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,13 +23,13 @@ def ensure(
     timeout_s: float = _TIMEOUT_S,
     engine: EngineConnection | None = None,
 ) -> str:
-    """The name of an image that is `image` with the steps run in it as root, in order, with the network open.
+    """Runs the steps in `image` as root, in order, with network access. Returns the resulting image's name.
 
-    Each step is a layer that is made once, whichever processes ask for it and whatever follows it;
-    `timeout_s` is for each. An image of ours, or a `context:FOLDER`, is built first if it is not there. A
-    `home` (see `Task.home`) is made before the steps. Nothing that a step was lent to reach its registries is
-    in the result. Blocks: seconds to minutes, or about 10 ms if all is there. Raises ImageError with the tail
-    of what the failing step said, TaskError for a path that cannot be a home.
+    Each step is a layer that is built once, whichever processes ask for it and whatever follows it, within
+    `timeout_s`. If `image` is one of ours or a `context:FOLDER`, it is built first unless it exists. A `home`
+    (see `Task.home`) is made before the steps. The result contains none of the settings with which steps
+    reach their registries. Blocks for seconds to minutes, or about 10 ms if everything exists. Raises
+    ImageError with the tail of the failing step's output, TaskError for a path that cannot be a home.
     """
     with _builder(engine, say, timeout_s) as builder:
         name = _named(image, builder)
@@ -39,8 +39,9 @@ def ensure(
 
 
 def workdir_of(image: str, *, engine: EngineConnection | None = None, timeout_s: float = _TIMEOUT_S) -> str:
-    """The WORKDIR of an image, "/" where it has none. Like `ensure`, builds it if need be; blocks. Raises
-    ImageError.
+    """The WORKDIR of an image; "/" if it has none.
+
+    Like `ensure`, blocks and builds the image if it is missing. Raises ImageError.
     """
     with _builder(engine, silent, timeout_s) as builder:
         return workdir(_named(image, builder), builder.engine)
@@ -56,7 +57,7 @@ def _builder(engine: EngineConnection | None, say: Say, timeout_s: float) -> Ite
 
 
 def _named(image: str, builder: Builder) -> str:
-    """The name that the engine knows an image by, made first if it is ours or a context's."""
+    """The engine's name of an image. Builds it first if it is ours or a context's."""
     folder = context_of(image)
     ours = recipe_name(image)
     if folder is not None:

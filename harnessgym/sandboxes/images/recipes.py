@@ -1,9 +1,8 @@
-"""Recipes: what HarnessGym's own images are made of. Dockerfiles of the plain kind, in `docker/`, one folder
-each.
+"""Recipes of HarnessGym's own images: simple Dockerfiles in `docker/`, one folder each.
 
-`FROM`, `RUN`, `COPY` and instructions that change settings are understood; what else a Dockerfile can say is
-refused, so that a recipe means the same to `docker build`. Paths of `COPY` are relative to the folder that
-`docker/` is in.
+A recipe may use `FROM`, `RUN`, `COPY` and instructions that change settings. Everything else is refused, so
+that a recipe means the same to `docker build`. Paths of `COPY` are relative to the folder that contains
+`docker/`.
 """
 
 import json
@@ -19,15 +18,15 @@ from harnessgym.sandbox import InstallStep
 from harnessgym.sandboxes.images.builder import Copied, Layer
 
 REPOSITORY = "harnessgym/"
-"""What the names of our images begin with; a recipe's name follows."""
+"""Prefix of our images' names; the recipe's name follows."""
 BASE = "base"
-"""The recipe that is made from packages instead of from another image."""
+"""The recipe that is built from packages instead of another image."""
 _CHANGES = {"CMD", "ENTRYPOINT", "ENV", "EXPOSE", "LABEL", "USER", "VOLUME"}
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one image is made."""
+    """How to build one image."""
 
     name: str
     parent: str
@@ -36,10 +35,9 @@ class Recipe:
 
 
 def folder() -> Path:
-    """The recipes: beside the package in a checkout, among the environment's data where HarnessGym is
-    installed.
+    """The folder of the recipes: beside the package in a checkout, else in the environment's data folder.
 
-    Raises ImageError if there are none.
+    Raises ImageError if there is none.
     """
     beside = Path(__file__).resolve().parents[3] / "docker"
     installed = Path(sysconfig.get_path("data")) / "share" / "harnessgym" / "docker"
@@ -52,7 +50,7 @@ def folder() -> Path:
 
 
 def names() -> list[str]:
-    """The recipes there are, each after the one it starts from."""
+    """The names of all recipes, each after the one it starts from."""
     found = sorted(path.parent.name for path in folder().glob("*/Dockerfile"))
     ordered = [BASE]
     while found:
@@ -67,29 +65,25 @@ def names() -> list[str]:
 
 
 def _parent(name: str) -> str:
-    """The image a recipe starts from; its sources need not be there."""
+    """The image a recipe starts from. Does not need the sources that the recipe copies."""
     lines = (folder() / name / "Dockerfile").read_text().splitlines()
     return next((line.split()[1] for line in lines if line.startswith("FROM ")), "")
 
 
 def recipe_image(name: str) -> str:
-    """What a recipe's image is called."""
+    """The name of a recipe's image."""
     return f"{REPOSITORY}{name}"
 
 
 def recipe_name(image: str) -> str | None:
-    """The recipe that an image is named after: `harnessgym/python` and `harnessgym/python:latest` are
-    `python`'s.
-    """
+    """The recipe of an image, such as `python` for `harnessgym/python:latest`; None for other images."""
     name = image.removeprefix(REPOSITORY).removesuffix(":latest")
     known = image.startswith(REPOSITORY) and (name == BASE or (folder() / name / "Dockerfile").is_file())
     return name if known else None
 
 
 def recipe(name: str) -> Recipe:
-    """Reads a recipe that stands in a Dockerfile. Raises ImageError naming the file and line of what is
-    wrong.
-    """
+    """Reads the Dockerfile of a recipe. Raises ImageError that names the file and line of an error."""
     if not (folder() / name / "Dockerfile").is_file():
         raise ImageError(f"There is no image recipe {name!r} with a Dockerfile. {nearest(name, names())}")
     parent, layers = Dockerfile(folder() / name / "Dockerfile").read()
@@ -97,18 +91,16 @@ def recipe(name: str) -> Recipe:
 
 
 class Dockerfile:
-    """One file, read as far as recipes go."""
+    """Parser for the part of the Dockerfile language that recipes may use."""
 
     def __init__(self, path: Path) -> None:
-        """Paths of COPY are relative to the folder above the recipes: `path` is
-        `CONTEXT/docker/NAME/Dockerfile`.
-        """
+        """`path` is `CONTEXT/docker/NAME/Dockerfile`; paths of COPY are relative to `CONTEXT`."""
         self._path = path
         self._context = path.parents[2]
         self._parent, self._cwd, self._layers = "", "/", list[Layer]()
 
     def read(self) -> tuple[str, list[Layer]]:
-        """The image it starts from, and what is done to it. Raises ImageError naming file and line."""
+        """Returns the parent image and the layers. Raises ImageError that names the file and line."""
         for number, word, rest in instructions(self._path.read_text()):
             if word == "FROM":
                 if self._parent or " " in rest:
@@ -163,7 +155,7 @@ class Dockerfile:
 
 
 def instructions(text: str) -> list[tuple[int, str, str]]:
-    """Line number, instruction and the rest of each; comments left out, continued lines joined."""
+    """Line number, name and arguments of each instruction, without comments, continued lines joined."""
     found: list[tuple[int, str, str]] = []
     pending = ""
     began = 0
