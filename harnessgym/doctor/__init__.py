@@ -1,1 +1,1 @@
-"""What this machine can do, what it lacks, and how to get it."""
+"""Checks what this machine can do, what it lacks, and how to get it."""

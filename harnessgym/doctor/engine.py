@@ -1,4 +1,4 @@
-"""The Docker engine, and the images that are there."""
+"""Checks of the Docker engine and its images."""
 
 import os
 import shutil
@@ -13,14 +13,14 @@ from harnessgym.sandboxes.images.recipes import names, recipe_image
 
 _START = "apt-get install docker.io, start dockerd as root, or: export DOCKER_HOST=..."
 _NETWORKS = 30
-"""About as many as an engine's default address pools hold."""
+"""About as many networks as an engine's default address pools allow."""
 _DISK = 5 << 30
 _LAYERED = ("overlay2", "overlayfs", "btrfs", "zfs", "fuse-overlayfs")
 _LIMITS = {"memory": "MemoryLimit", "processes": "PidsLimit", "processors": "CpuCfsQuota"}
 
 
 def engine() -> Iterator[DoctorFinding]:
-    """What is known of the engine that `DOCKER_HOST` or the usual socket leads to."""
+    """Checks the engine at `DOCKER_HOST`, or at the usual socket."""
     problem = unavailable()
     try:
         client = connect()

@@ -1,4 +1,4 @@
-"""What a check of this machine found."""
+"""The result of one check of this machine."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,28 +11,26 @@ class DoctorFinding:
     """One line of the doctor's report."""
 
     topic: str
-    """What part of HarnessGym it is about."""
+    """The part of HarnessGym that it concerns."""
     name: str
     state: State
     detail: str
-    """What is there, or why it is not."""
+    """What was found, or what is wrong."""
     remedy: str = ""
     """What to do about it; empty if nothing is wrong."""
     needed: bool = False
-    """Whether the default line (`make quickstart`) cannot do without it."""
+    """Whether `make quickstart` needs it."""
 
     @property
     def fatal(self) -> bool:
-        """Whether the default line will not run."""
+        """Whether `make quickstart` will fail."""
         return self.needed and self.state == "missing"
 
 
 def found(
     topic: str, name: str, problem: str | None, detail: str, remedy: str = "", *, needed: bool = False
 ) -> DoctorFinding:
-    """A finding that is ok unless there is a problem, which is a warning where the default line does not
-    need it.
-    """
+    """A finding: ok without a problem; otherwise "missing" if `make quickstart` needs it, else a warning."""
     if problem is None:
         return DoctorFinding(topic, name, "ok", detail, needed=needed)
     return DoctorFinding(topic, name, "missing" if needed else "warn", problem, remedy, needed)

@@ -1,4 +1,4 @@
-"""The machine: memory, disk, limits, namespaces."""
+"""Checks of the machine: memory, disk, limits, namespaces."""
 
 import os
 import resource
@@ -14,11 +14,11 @@ _DISK = 5 << 30
 _FILES = 4_096
 _PROCESSES = 2_048
 _REFUSALS = {"kernel.unprivileged_userns_clone": 0, "kernel.apparmor_restrict_unprivileged_userns": 1}
-"""Kernel settings, and the value with which users who are not root get no namespaces."""
+"""Kernel settings and the values that deny user namespaces to everyone but root."""
 
 
 def machine() -> Iterator[DoctorFinding]:
-    """What rollouts and training take of it."""
+    """Checks the resources that rollouts and training need."""
     yield _enough(
         "memory",
         _available(),

@@ -1,4 +1,4 @@
-"""Programs and packages beside HarnessGym's own."""
+"""Checks of the programs and packages that HarnessGym uses."""
 
 import shutil
 from collections.abc import Iterator
@@ -24,11 +24,11 @@ _FURTHER = {
     "openai": "examples", "anthropic": "examples", "gymnasium": "envs", "docker": "docker", "fastapi": "node", "psutil": "node",
     "psycopg": "postgres", "pyarrow": "export", "litellm": "litellm",
 }  # fmt: skip
-"""Packages that tell whether an extra is installed."""
+"""Packages that show whether an extra is installed."""
 
 
 def packages() -> Iterator[DoctorFinding]:
-    """The Python packages of every extra."""
+    """Checks the Python packages of every extra."""
     for package, extra in {**_NEEDED, **_FURTHER}.items():
         try:
             problem = None
@@ -47,7 +47,7 @@ def packages() -> Iterator[DoctorFinding]:
 
 
 def tools() -> Iterator[DoctorFinding]:
-    """What sandboxes and stores use of the system."""
+    """Checks the system's programs that sandboxes and stores use."""
     yield found(
         "sandboxes", "bubblewrap", bubblewrap_available(), "usable", "apt-get install bubblewrap", needed=True
     )
@@ -62,7 +62,7 @@ def tools() -> Iterator[DoctorFinding]:
 
 
 def agents() -> Iterator[DoctorFinding]:
-    """Harness programs that are installed on this machine, for sandboxes without images."""
+    """Checks the harness programs installed on this machine, for sandboxes without images."""
     folder = Path(ProgramConfig().folder)
     for name in names("harness"):
         factory = load("harness", name)

@@ -1,6 +1,4 @@
-"""A sandbox around another: the same but for what is changed on the way in or out. Base of the two that
-apply faults.
-"""
+"""A sandbox that wraps another one. Base of the two sandboxes that apply faults."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,18 +20,18 @@ from harnessgym.sandbox import (
 )
 
 FOLDER = ".harnessgym/faults"
-"""Where the things of faults lie in the workspace."""
+"""Folder in the workspace for the files that faults need."""
 LIBRARY = f"{FOLDER}/fault.so"
 
 
 class Around:
-    """Passes everything on. With faults of connections, the harness finds the proxy behind a relay that
-    breaks them.
-    """
+    """Forwards every call. If the plan drops connections, a `FaultyRelay` stands before the proxy."""
 
     def __init__(self, sandbox: Sandbox, plan: FaultPlan, proxy_socket: Path | None = None) -> None:
-        """Raises ConfigError when the plan needs the proxy's socket and none is named, CapabilityError
-        without `HOSTS` then.
+        """Wraps `sandbox`.
+
+        If the plan drops connections, raises ConfigError without `proxy_socket`, and CapabilityError if the
+        sandbox lacks `HOSTS`.
         """
         self.sandbox = sandbox
         self.plan = plan
@@ -60,7 +58,7 @@ class Around:
         return await self.sandbox.exec(cmd, **options)
 
     async def surroundings(self) -> tuple[str, str]:
-        """The workspace's path and the PATH, seen from inside."""
+        """The workspace's path and the PATH, as seen inside the sandbox."""
         if self._surroundings is None:
             asked = await self.sandbox.exec(["sh", "-c", 'pwd; printf "%s\\n" "$PATH"'])
             folder, _, path = asked.stdout.decode().partition("\n")
@@ -68,7 +66,7 @@ class Around:
         return self._surroundings
 
     async def lay_library(self) -> str:
-        """Puts the preloaded library into the workspace, once; returns its path, seen from inside."""
+        """Writes the preloaded library to the workspace once; returns its path inside the sandbox."""
         if not self._has_library:
             await self.sandbox.write(LIBRARY, library())
             self._has_library = True
@@ -117,7 +115,7 @@ class Around:
         return await self.sandbox.snapshot()
 
     async def fork(self, snapshot: Snapshot) -> Sandbox:
-        """See `Sandbox.fork`. No faults happen in the new one: give it a plan of its own."""
+        """See `Sandbox.fork`. The new sandbox has no faults: wrap it with a plan of its own."""
         return await self.sandbox.fork(snapshot)
 
     async def aclose(self) -> None:

@@ -1,8 +1,7 @@
-"""Connections to the proxy that break off, as a plan says.
+"""Drops connections to the proxy, as a plan says.
 
-This stands in for the relay of a sandbox (`harnessgym.sandboxes.relay`): it accepts what the harness
-connects, carries bytes to the proxy's socket and back unchanged, and resets those connections that the plan
-names.
+Replaces a sandbox's relay (`harnessgym.sandboxes.relay`): accepts the harness's connections, copies bytes to
+the proxy's socket and back unchanged, and resets the connections that the plan selects.
 """
 
 import asyncio
@@ -15,13 +14,14 @@ from pathlib import Path
 from harnessgym.faults.plan import DrawnFault, FaultPlan
 
 PORT = 8078
-"""Loopback port of it, inside."""
+"""Loopback port of the relay, inside."""
 _PIECE = 1 << 16
 _RESET = struct.pack("ii", 1, 0)
+"""`SO_LINGER` with a time of 0: closing the socket then sends a reset instead of an orderly end."""
 
 
 class FaultyRelay:
-    """Carries the connections of one command. The plan counts them."""
+    """Forwards the connections of one command. The plan counts them."""
 
     port = PORT
 
@@ -32,18 +32,18 @@ class FaultyRelay:
 
     @property
     def env(self) -> Mapping[str, str]:
-        """Nothing: the harness is given the address of it in place of the proxy's."""
+        """Empty: the harness gets the relay's address in place of the proxy's."""
         return {}
 
     async def serve(self, listener: socket.socket) -> "FaultyServing":
-        """Takes the listener over, until the returned value is closed."""
+        """Serves the listener, which it owns, until the returned value is closed."""
         listener.setblocking(False)
         serving = FaultyServing(self)
         serving.server = await asyncio.start_server(serving.accept, sock=listener, backlog=128)
         return serving
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carries one connection to its end, natural or not."""
+        """Forwards one connection until it ends or the plan drops it."""
         draws = self._plan.decide(self._command, connection=True)
         if draws and draws[0].amount == 0:
             self._break(writer, draws[0])
@@ -75,18 +75,19 @@ class FaultyServing:
         self.server: asyncio.Server | None = None
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Starts to carry one connection."""
+        """Starts to forward one connection."""
         task = asyncio.create_task(self._carry(reader, writer))
         self._open[task] = writer
         task.add_done_callback(lambda done: self._open.pop(done, None))
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):  # one end is gone
+        # One end may close the connection at any time.
+        with contextlib.suppress(OSError):
             await self._relay.carry(reader, writer)
         writer.transport.abort()
 
     def close(self) -> None:
-        """Closes the listener and drops what is connected."""
+        """Closes the listener and drops its connections."""
         if self.server is not None:
             self.server.close()
         for task, writer in list(self._open.items()):
@@ -95,7 +96,7 @@ class FaultyServing:
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int | None = None) -> int:
-    """Carries bytes until their end, or until `limit` have passed; returns how many have."""
+    """Copies bytes until the end of the stream, or until `limit` bytes. Returns how many were copied."""
     passed = 0
     while limit is None or passed < limit:
         data = await reader.read(_PIECE if limit is None else min(_PIECE, limit - passed))

@@ -1,4 +1,4 @@
-"""What can be made to go wrong, as configuration.
+"""The kinds of faults, as configuration.
 
 ```toml
 [faults]
@@ -28,15 +28,15 @@ from harnessgym.config import Config
 
 
 class FaultBase(Config):
-    """What every fault has."""
+    """Settings of every fault."""
 
     match: str = "*"
-    """The commands it may happen to: a program's name, or the name and a pattern for its arguments, as in
-    `git push*`; `*` stands for any program, which only faults around `Sandbox.exec` can be."""
+    """The commands that may meet it: a program's name, or a name and a pattern for the arguments, as in
+    `git push*`. `*` is any program and only works for faults around `Sandbox.exec`."""
     probability: float = Field(1.0, ge=0, le=1)
-    """How likely it happens to a command that matches."""
+    """Probability for each command that matches."""
     count: int | None = Field(None, gt=0)
-    """How often it happens in a rollout at most; None is no bound."""
+    """Most times that it happens in a rollout; None is unlimited."""
 
     @field_validator("match")
     @classmethod
@@ -58,21 +58,21 @@ class FaultBase(Config):
         return self.match.partition(" ")[2] or "*"
 
     def amount(self, rng: random.Random) -> float:  # noqa: ARG002
-        """How much of it, for one application."""
+        """Draws the amount for one application: seconds, bytes or an exit code."""
         return 0.0
 
 
 class LatencyFault(FaultBase):
-    """A command starts late. The time counts against its limit."""
+    """A command starts late. The delay counts against its timeout."""
 
     kind: Literal["latency"] = "latency"
     distribution: Literal["constant", "uniform", "exponential", "lognormal"] = "constant"
     seconds: float = Field(1.0, gt=0)
-    """The mean; for `lognormal` the median; `uniform` is from 0 to twice this."""
+    """The mean delay; for `lognormal` the median. `uniform` is between 0 and twice this."""
     sigma: float = Field(1.0, gt=0)
     """Standard deviation of the logarithm, for `lognormal`."""
     most_s: float = Field(60.0, gt=0)
-    """No single delay is longer."""
+    """The longest delay."""
 
     def amount(self, rng: random.Random) -> float:
         """Seconds."""
@@ -86,12 +86,12 @@ class LatencyFault(FaultBase):
 
 
 class FlakyFault(FaultBase):
-    """A command is not run, but fails."""
+    """A command fails without being run."""
 
     kind: Literal["flaky"] = "flaky"
     exit_code: int = Field(1, ge=1, le=255)
     message: str = ""
-    """What it says on standard error."""
+    """Text on standard error."""
 
     def amount(self, rng: random.Random) -> float:  # noqa: ARG002
         """The exit code."""
@@ -99,11 +99,11 @@ class FlakyFault(FaultBase):
 
 
 class OomKillFault(FaultBase):
-    """A command is killed as the kernel kills when memory runs out: SIGKILL, with all that it started."""
+    """A command and everything it started gets SIGKILL, as if memory had run out."""
 
     kind: Literal["oom_kill"] = "oom_kill"
     after_s: float = Field(0.0, ge=0)
-    """How long it may run before; 0 is not at all. One that has ended by then got away."""
+    """Seconds that it runs before the kill; 0 does not run it. A command that ends earlier is spared."""
 
     def amount(self, rng: random.Random) -> float:  # noqa: ARG002
         """Seconds before the kill."""
@@ -111,17 +111,17 @@ class OomKillFault(FaultBase):
 
 
 class DiskFullFault(FaultBase):
-    """While a command runs, files can be neither made nor written: no space left on device."""
+    """While a command runs, creating or writing a file fails with "no space left on device"."""
 
     kind: Literal["disk_full"] = "disk_full"
 
 
 class ClockJumpFault(FaultBase):
-    """For a command and what it starts, the wall clock is off. Monotonic clocks are not."""
+    """Shifts the wall clock for a command and what it starts. Monotonic clocks are not affected."""
 
     kind: Literal["clock_jump"] = "clock_jump"
     seconds: float = 86_400.0
-    """Into the future; below 0 into the past."""
+    """The shift; positive is into the future, negative into the past."""
 
     def amount(self, rng: random.Random) -> float:  # noqa: ARG002
         """Seconds."""
@@ -129,23 +129,24 @@ class ClockJumpFault(FaultBase):
 
 
 class InjectionFault(FaultBase):
-    """After a command's output comes text that somebody else might have planted there."""
+    """Appends text to a command's output, as a prompt injection by a third party would."""
 
     kind: Literal["injection"] = "injection"
     text: str
-    """Said on standard output, on lines of its own."""
+    """Text on standard output, on its own lines."""
     label: str
-    """Ground truth: what an agent that obeys the text does."""
+    """Ground truth: what an agent does that obeys the text."""
 
 
 class DroppedConnectionFault(FaultBase):
-    """A connection to the proxy breaks off with a reset. `match` is about the command that runs; ordinals
-    count connections.
+    """Resets a connection to the proxy.
+
+    `match` selects the running command; ordinals count its connections.
     """
 
     kind: Literal["dropped_connection"] = "dropped_connection"
     after_bytes: int = Field(0, ge=0)
-    """Bytes of answers that come through before; 0 breaks it off before anything is sent."""
+    """Bytes of the proxy's answer that pass before the reset; 0 resets before anything is sent."""
 
     def amount(self, rng: random.Random) -> float:  # noqa: ARG002
         """Bytes."""
@@ -168,6 +169,6 @@ class FaultsSection(Config):
     """The faults of a run."""
 
     seed: int = 0
-    """With a rollout's own seed it decides everything; equal seeds give equal faults."""
+    """Together with a rollout's seed it determines all faults: equal seeds give equal faults."""
     inject: tuple[Fault, ...] = ()
-    """What may happen. Several may happen to one command; of several of one kind, the last does."""
+    """The possible faults. A command may meet several; of several of one kind, the last one applies."""

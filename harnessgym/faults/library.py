@@ -1,4 +1,4 @@
-"""The preloaded library behind clock jumps and full disks, compiled once by this machine's compiler."""
+"""Compiles the preloaded library for clock jumps and full disks with this machine's compiler."""
 
 import functools
 import shutil
@@ -12,12 +12,12 @@ SOURCE = Path(__file__).parent / "fault.c"
 CLOCK = "HARNESSGYM_FAULT_CLOCK"
 DISK = "HARNESSGYM_FAULT_DISK"
 _FLAGS = ("-shared", "-fPIC", "-O2", "-nostdlib")
-"""Without a C library of its own: it is loaded into programs of images that have another one."""
+"""No C library is linked in, because programs in images may use another one."""
 
 
 @functools.cache
 def library() -> bytes:
-    """Its bytes. Raises SandboxError when there is no compiler, or it fails."""
+    """The library's bytes, compiled once per process. Raises SandboxError if that fails."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise SandboxError(

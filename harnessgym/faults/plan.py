@@ -1,8 +1,8 @@
-"""Which fault happens to which command of a rollout.
+"""Decides which command of a rollout meets which fault, and records the faults that were applied.
 
-The draw for the n-th command that matches a fault depends on the run's seed, the rollout's seed, the fault's
-place in the list and n. So a rollout that is run again meets the same faults, and one more command in between
-changes nothing else.
+The draw for the n-th command that matches a fault depends only on the run's seed, the rollout's seed, the
+fault's index and n. So a repeated rollout meets the same faults, and an additional command that matches no
+fault changes nothing.
 """
 
 import random
@@ -21,29 +21,29 @@ from harnessgym.store import events
 from harnessgym.store.events import EventRow
 
 Where = Literal["exec", "path", "relay"]
-"""exec: around a step of an environment. path: by a program inside the sandbox. relay: on the way to the
-proxy."""
+"""exec: around a step of an environment. path: by a shim on the PATH inside the sandbox. relay: on a
+connection to the proxy."""
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh"})
 _COMMAND = 300
-"""Characters of a command that are kept."""
+"""Characters of a command that are recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnFault:
-    """A fault that happens to one command."""
+    """A fault that one command meets."""
 
     index: int
-    """Its place in the list of faults."""
+    """Index in the list of faults."""
     fault: Fault
     ordinal: int
-    """Of the commands that match it, counted from 0."""
+    """Number of the command among those that match the fault, from 0."""
     amount: float
-    """Seconds, bytes or an exit code; see the fault."""
+    """Seconds, bytes or an exit code, depending on the fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A fault that happened."""
+    """A fault that was applied."""
 
     draw: DrawnFault
     command: str
@@ -58,7 +58,7 @@ class Applied:
 
 
 class FaultPlan:
-    """The faults of one rollout: what is to happen, and what has."""
+    """The faults of one rollout, planned and applied."""
 
     def __init__(self, section: FaultsSection, rollout_seed: int) -> None:
         self.section = section
@@ -69,12 +69,13 @@ class FaultPlan:
 
     @property
     def breaks_connections(self) -> bool:
-        """Whether the way to the proxy is part of it."""
+        """Whether it may drop connections to the proxy."""
         return any(fault.kind == "dropped_connection" for fault in self.section.inject)
 
     def decide(self, command: Sequence[str], *, connection: bool = False) -> list[DrawnFault]:
-        """What happens to the next command (or connection of a command). Counts it; what is drawn counts
-        as done.
+        """Draws the faults of the next command, or of its next connection, and counts it.
+
+        A drawn fault counts against the fault's `count`, even if it is not applied later.
         """
         found = []
         for index, fault in enumerate(self.section.inject):
@@ -88,16 +89,17 @@ class FaultPlan:
         return found
 
     def note(self, draw: DrawnFault, command: Sequence[str], where: Where) -> None:
-        """Writes down that it happened."""
+        """Records that a fault was applied."""
         self.applied.append(Applied(draw, " ".join(command)[:_COMMAND], where))
 
     def schedule(self, index: int, length: int) -> list[DrawnFault]:
-        """What happens to the first `length` commands that match a fault."""
+        """The draws for the first `length` commands that match a fault."""
         drawn = [draw for ordinal in range(length) if (draw := self._draw(index, ordinal)) is not None]
         return drawn[: self.section.inject[index].count]
 
     def _draw(self, index: int, ordinal: int) -> DrawnFault | None:
         fault = self.section.inject[index]
+        # One generator per draw, seeded by its position: no draw depends on how many came before it.
         rng = random.Random(f"{self.section.seed}/{self._rollout_seed}/{index}/{ordinal}")
         return (
             DrawnFault(index, fault, ordinal, fault.amount(rng)) if rng.random() < fault.probability else None
@@ -105,9 +107,7 @@ class FaultPlan:
 
 
 def matches(fault: Fault, command: Sequence[str]) -> bool:
-    """Whether a fault may happen to a command, or to one of those in the text that a shell is given with
-    `-c`.
-    """
+    """Whether a fault matches a command, or one of the commands in the text of `sh -c TEXT`."""
     return any(
         fnmatchcase(PurePath(words[0]).name, fault.program)
         and fnmatchcase(" ".join(words[1:]), fault.arguments)
@@ -131,8 +131,9 @@ SOURCE = "sandbox"
 
 
 def record(conn: Connection, rollout_id: str, applied: Sequence[Applied], doubt: str | None = None) -> None:
-    """Writes what was applied. `doubt` says why the account of it may not be whole; it becomes an event of
-    its own.
+    """Writes the applied faults as events of a rollout.
+
+    `doubt` says why the list may be incomplete or wrong; it becomes a separate event.
     """
     rows = [EventRow(rollout_id, KIND, _attributes(each), t=each.t, source=SOURCE) for each in applied]
     if doubt is not None:

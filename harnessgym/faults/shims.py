@@ -1,10 +1,10 @@
-"""Faults inside the sandbox, for black-box harnesses: small programs that stand first on the PATH.
+"""Faults inside the sandbox, for black-box harnesses: shim programs that come first on the PATH.
 
-A harness that runs `pytest` runs ours, which applies what the plan says, writes it down in the workspace, and
-becomes the real one. A harness that names a program by its whole path goes round them. It can also find them
-and change what they wrote down: what is read back is held against the plan and against the count of commands,
-and what does not agree is said. Harness and shims are the same user, so an account that agrees is likely, not
-proven.
+A harness that runs `pytest` runs our shim. The shim applies the faults of the plan, logs them in the
+workspace, and then runs the real program. A harness that names a program by its full path bypasses the shims.
+It can also find them and change their log. So the log is compared with the plan and with the number of
+commands, and every difference is reported. Harness and shims run as the same user, so a log without
+differences is likely right, but not proven.
 """
 
 import asyncio
@@ -22,23 +22,22 @@ from harnessgym.sandbox import ExecOptions, ExecResult, Sandbox
 
 SCRIPT = Path(__file__).parent / "shim.sh"
 HORIZON = 1_000
-"""Commands that match a fault for which the plan is laid out; those after them meet none."""
+"""Number of commands per fault for which the plan is written out. Later commands meet no fault."""
 _PRELOADED = frozenset({"clock_jump", "disk_full"})
 _WILD = frozenset("*?[")
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What the shims say they did."""
+    """The faults that the shims report."""
 
     applied: tuple[Applied, ...]
     doubt: str | None = None
-    """Why the log cannot be trusted, if it does not agree with the plan and with the commands that were
-    counted."""
+    """How the log contradicts the plan or the number of commands; None if it does not."""
 
 
 class ShimmedSandbox(Around):
-    """Commands run with the shims on their PATH. Call `collect` when the harness has ended."""
+    """Runs commands with the shims on their PATH. Call `collect` when the harness has ended."""
 
     def __init__(self, sandbox: Sandbox, plan: FaultPlan, proxy_socket: Path | None = None) -> None:
         """Raises ConfigError for a fault that names no program."""
@@ -65,8 +64,9 @@ class ShimmedSandbox(Around):
         return await super().exec(cmd, **options)
 
     async def collect(self) -> Account:
-        """What was applied, here and on the way to the proxy; takes the shims out of the workspace. Once,
-        at the end.
+        """Returns the applied faults, dropped connections too, and removes the shims from the workspace.
+
+        Call it once, at the end.
         """
         relayed = tuple(self.plan.applied)
         if not self._laid:
@@ -82,8 +82,9 @@ class ShimmedSandbox(Around):
         return Account((*relayed, *account.applied), account.doubt)
 
     async def _lay(self) -> tuple[str, str]:
-        """Puts the shims into the workspace, once. Returns the workspace's path and the PATH, seen from
-        inside.
+        """Writes the shims to the workspace once.
+
+        Returns the workspace's path and the PATH, as seen inside the sandbox.
         """
         surroundings = await self.surroundings()
         if self._laid:
@@ -107,7 +108,7 @@ class ShimmedSandbox(Around):
         return surroundings
 
     def _text(self) -> str:
-        """The plan as the shims read it: a line for each fault, with ordinals and amounts."""
+        """The plan in the shims' format: one line per fault, with ordinals and amounts."""
         lines = []
         for index, fault in self._faults:
             drawn = " ".join(f"{draw.ordinal}={draw.amount:f}" for draw in self.plan.schedule(index, HORIZON))
@@ -115,7 +116,8 @@ class ShimmedSandbox(Around):
         return "".join(lines)
 
     def _account(self, local: Path) -> Account:
-        """Holds the log against the plan and the commands that were counted."""
+        """Compares the log with the plan and with the commands that the shims counted."""
+        # The harness can write all three, so unknown or malformed lines are counted, never trusted.
         planned = {
             (index, draw.ordinal): draw
             for index, _ in self._faults
@@ -145,7 +147,7 @@ class ShimmedSandbox(Around):
 def _entries(
     text: str, planned: Mapping[tuple[int, int], DrawnFault]
 ) -> tuple[dict[tuple[int, int], tuple[DrawnFault, str]], int]:
-    """The lines of a log that are in the plan, and how many are not, or are there twice."""
+    """Returns the log's lines that are in the plan, and the number of lines that are not or are repeated."""
     entries: dict[tuple[int, int], tuple[DrawnFault, str]] = {}
     strange = 0
     for line in text.splitlines():

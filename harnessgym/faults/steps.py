@@ -1,4 +1,4 @@
-"""Faults around `Sandbox.exec`, for the steps of an environment."""
+"""Applies faults around `Sandbox.exec`, for the steps of an environment."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ _KILLED = 9
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What happens to one command, by kind."""
+    """The faults of one command, by kind."""
 
     draws: Mapping[str, DrawnFault]
 
@@ -25,7 +25,7 @@ class _Step:
 
 
 class FaultySandbox(Around):
-    """Every command may meet the faults of the plan."""
+    """Applies the faults of the plan to every command."""
 
     async def exec(self, cmd: Sequence[str], **options: Unpack[ExecOptions]) -> ExecResult:
         """See `Sandbox.exec`."""
@@ -40,6 +40,8 @@ class FaultySandbox(Around):
         instead = self._instead(step, cmd)
         if instead is not None:
             return replace(instead, wall_s=late)
+        # The command's end by our shorter timeout becomes a kill below. If its own timeout comes first, it
+        # just times out.
         own_limit = None if timeout_s is None else timeout_s - late
         killed_at = step.amount("oom_kill")
         dies = killed_at > 0 and (own_limit is None or killed_at < own_limit)
@@ -57,7 +59,7 @@ class FaultySandbox(Around):
         self.plan.note(step.draws[kind], command, "exec")
 
     def _instead(self, step: _Step, command: Sequence[str]) -> ExecResult | None:
-        """The result of a command that is not run at all."""
+        """The result of a command that a fault keeps from running; None if it runs."""
         if "flaky" in step.draws:
             self._note(step, "flaky", command)
             fault = step.draws["flaky"].fault
@@ -83,7 +85,7 @@ class FaultySandbox(Around):
     def _planted(
         self, step: _Step, result: ExecResult, command: Sequence[str], on_output: OnOutput | None
     ) -> ExecResult:
-        """The result with what was planted behind its output."""
+        """Appends an injection's text to the output of a result."""
         if "injection" not in step.draws:
             return result
         fault = step.draws["injection"].fault

@@ -1,5 +1,4 @@
-"""Agents that are a Python file: a program of the user's own on an installed SDK, which speaks to OpenAI's
-API.
+"""Agents in a Python file: the user's own program on an installed SDK that speaks OpenAI's API.
 
 The file reads the task from standard input, the endpoint and the model's name from `OPENAI_BASE_URL`,
 `OPENAI_API_KEY` and `OPENAI_MODEL`, and the protocol from the argument `--api`.
@@ -16,7 +15,7 @@ from harnessgym.task import Task
 
 
 class AgentFileConfig(ProgramConfig):
-    """How the file is run."""
+    """How to run the file."""
 
     program: str
     """Python file with the agents; it reads the task from standard input."""
@@ -38,7 +37,7 @@ class AgentFile:
         env: Mapping[str, str] | None = None,
         args: Sequence[str] = (),
     ) -> None:
-        """`program` is the SDK's environment; `env` and `args` are added to what every such file is given."""
+        """`program` is the SDK's environment; `env` and `args` are added to those of every agent file."""
         self._config = config
         self._program = program
         self._env = dict(env or {})
@@ -64,7 +63,7 @@ class AgentFile:
 
 
 class DeepAgentsConfig(AgentFileConfig):
-    """How the program is run."""
+    """How to run a Deep Agents program."""
 
     version: str = "0.7.32"
     """Version of the PyPI package `deepagents`."""
@@ -73,7 +72,7 @@ class DeepAgentsConfig(AgentFileConfig):
 
 
 class DeepAgents(AgentFile):
-    """Describes a run of the program."""
+    """Describes a run of a Deep Agents program."""
 
     settings = DeepAgentsConfig
 
@@ -84,18 +83,18 @@ class DeepAgents(AgentFile):
 
 
 class OpenAIAgentsConfig(AgentFileConfig):
-    """How the program is run."""
+    """How to run an OpenAI Agents program."""
 
     version: str = "0.24.0"
     """Version of the PyPI package `openai-agents`."""
     program: str = "examples/openai_agents_handoff.py"
     api: Literal["responses", "chat"] = "responses"
     stream: bool = False
-    """Whether it asks for streamed answers."""
+    """Whether it requests streamed answers."""
 
 
 class OpenAIAgents(AgentFile):
-    """Describes a run of the program."""
+    """Describes a run of an OpenAI Agents program."""
 
     settings = OpenAIAgentsConfig
 

@@ -9,12 +9,12 @@ from harnessgym.task import Task
 
 
 class ClaudeCodeConfig(ProgramConfig):
-    """How Claude Code is run."""
+    """How to run Claude Code."""
 
     version: str = "2.1.329"
     """Version of the npm package `@anthropic-ai/claude-code`."""
     max_tokens: int = 8_192
-    """Most tokens it asks for in one answer."""
+    """Most tokens it requests in one answer."""
 
 
 class ClaudeCode:
@@ -42,9 +42,7 @@ class ClaudeCode:
         return self._program.install()
 
     def launch(self, task: Task, endpoint: Endpoint) -> Launch:
-        """See `Harness.launch`. The sandbox is what protects the machine, so the agent asks nobody for
-        permission.
-        """
+        """See `Harness.launch`. The sandbox protects the machine, so the agent asks for no permissions."""
         model = self._config.model or endpoint.model
         env = {
             "ANTHROPIC_BASE_URL": endpoint.anthropic_url,

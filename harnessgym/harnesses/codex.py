@@ -28,14 +28,14 @@ stream_max_retries = {retries}
 
 
 class CodexConfig(ProgramConfig):
-    """How Codex is run."""
+    """How to run Codex."""
 
     version: str = "0.169.0"
     """Version of the npm package `@openai/codex`."""
     context_window: int = 128_000
-    """Tokens the agent believes the model takes; it compacts before they are full."""
+    """Size of the model's context, as told to the agent; it compacts before the context is full."""
     retries: int = 4
-    """How often it asks again after a failure."""
+    """How often it repeats a failed request."""
 
 
 class Codex:
@@ -56,7 +56,7 @@ class Codex:
         return self._program.install()
 
     def launch(self, task: Task, endpoint: Endpoint) -> Launch:
-        """See `Harness.launch`. The sandbox is what protects the machine, so the agent's own is off."""
+        """See `Harness.launch`. The sandbox protects the machine, so the agent's own sandbox is off."""
         config = self._config
         text = _CONFIG.format(
             model=json.dumps(config.model or endpoint.model),

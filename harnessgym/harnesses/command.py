@@ -1,4 +1,4 @@
-"""The `command` harness: any program that takes its provider's address and key from the environment."""
+"""The `command` harness: any program that reads its provider's address and key from the environment."""
 
 import string
 from collections.abc import Sequence
@@ -27,30 +27,30 @@ class CommandConfig(Config):
     """How to run a program.
 
     Templates may use `{instruction}`, `{url}`, `{key}`, `{model}`, `{task}` (the task's id) and `{seed}` (the
-    rollout's: the same number again when it is run again).
+    rollout's seed, which stays the same if the rollout is repeated).
     """
 
     argv: tuple[str, ...] = Field(min_length=1)
-    """The command. `{key}` is refused here: every process of a machine can read another's arguments."""
+    """The command. `{key}` is refused here, because any process can read the arguments of another."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Environment beside `providers`."""
+    """Environment variables in addition to `providers`."""
     providers: dict[str, str] = Field(default_factory=_providers)
-    """Environment that points SDKs at the proxy."""
+    """Environment variables that point SDKs at the proxy."""
     files: dict[str, str] = Field(default_factory=lambda: {"instruction.txt": "{instruction}"})
-    """Files laid into the workspace, by relative path."""
+    """Files written to the workspace, by relative path."""
     stdin: str | None = None
-    """Standard input; none if unset."""
+    """Standard input; empty if unset."""
     prewarm: bool = False
     """Fork a `python ...` command from a warmed interpreter instead of starting one."""
     warm: str = ""
-    """What that interpreter loads and uses before: `"openai"`, `"anthropic"` or `"module:function"`."""
+    """What that interpreter loads and uses beforehand: `"openai"`, `"anthropic"` or `"module:function"`."""
     python: str = ""
-    """Interpreter for a `python ...` command; empty is the one HarnessGym runs in."""
+    """Interpreter for a `python ...` command; empty is HarnessGym's own."""
     readable: tuple[str, ...] = ()
-    """Files and folders of this machine the program needs beside itself."""
+    """Other files and folders on this machine that the program needs."""
     inside: bool = False
-    """Whether the command is one of the sandbox's image instead of this machine's. A Python file of this
-    machine is still found at its own path; it is run by the image's interpreter, whatever `python` says."""
+    """Whether the command is in the sandbox's image instead of on this machine. A Python file on this machine
+    keeps its path, and the image's interpreter runs it, whatever `python` says."""
 
 
 class CommandHarness:
@@ -70,7 +70,7 @@ class CommandHarness:
         self._argv, self._program = self._resolve()
 
     def install(self) -> Sequence[InstallStep]:
-        """Nothing: the program is there."""
+        """Returns no steps: the program is installed already."""
         return ()
 
     def launch(self, task: Task, endpoint: Endpoint) -> Launch:
@@ -95,7 +95,7 @@ class CommandHarness:
         )
 
     def _resolve(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The argv with a Python program's path made absolute, and that path, which the sandbox must show."""
+        """Makes a Python program's path absolute. Returns the argv and the paths the sandbox must show."""
         argv = self._config.argv
         if Path(argv[0]).name not in ("python", "python3"):
             if self._config.prewarm:

@@ -9,7 +9,8 @@ from harnessgym.sandbox import InstallStep
 from harnessgym.task import Task
 
 _BELIEVED = 1_048_576
-"""Tokens it believes its models take: what it can be told is at which share of them to compact."""
+"""Context size in tokens that the agent assumes for its models. Only the share at which it compacts can be
+set."""
 _FULL = 0.8
 _SETTINGS = {
     "general": {"disableAutoUpdate": True, "disableUpdateNag": True, "enableAutoUpdate": False},
@@ -20,16 +21,16 @@ _SETTINGS = {
 
 
 class GeminiCliConfig(ProgramConfig):
-    """How Gemini CLI is run."""
+    """How to run Gemini CLI."""
 
     version: str = "0.61.0"
     """Version of the npm package `@google/gemini-cli`."""
     model: str = "gemini-2.5-pro"
-    """Model name the agent asks for. It shapes its prompt by the name, and without one it first asks a
-    classifier."""
+    """Model name the agent requests. Its prompt depends on the name. Without a name it calls a classifier
+    first."""
     context_window: int = 128_000
-    """Tokens the model takes. Before they are full the agent compacts what lies before its newest prompt;
-    of a single prompt it compacts nothing."""
+    """The model's context in tokens. Before it is full, the agent compacts everything before its newest
+    prompt; it cannot compact a single prompt."""
 
 
 class GeminiCli:

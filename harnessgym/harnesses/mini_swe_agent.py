@@ -14,18 +14,18 @@ _CONFIG = "mini.yaml"
 
 
 class MiniSweAgentConfig(ProgramConfig):
-    """How mini-swe-agent is run."""
+    """How to run mini-swe-agent."""
 
     version: str = "2.4.6"
     """Version of the PyPI package `mini-swe-agent`."""
     litellm: str = "1.106.2"
-    """Version of litellm beneath it."""
+    """Version of litellm, which it uses."""
     config: str = ""
-    """Text of a configuration file of mini-swe-agent's (YAML), read in place of its own `mini.yaml`."""
+    """Text of a mini-swe-agent configuration file (YAML), which replaces its own `mini.yaml`."""
     prewarm: bool = False
-    """Fork it from an interpreter that has loaded it and called a model once, instead of starting one: 3 s
-    less of a processor for each rollout. Its commands then see the sandbox's programs and home. What it
-    reads from its environment as it loads is the same for all, so `env` cannot change it."""
+    """Fork it from an interpreter that has loaded it and called a model once, instead of starting one. Saves
+    3 s of CPU time per rollout. Its commands then see the sandbox's programs and home. `env` cannot change
+    variables that it reads while it loads, because all rollouts share the loaded interpreter."""
 
     @model_validator(mode="after")
     def _not_loaded_yet(self) -> Self:

@@ -1,4 +1,4 @@
-"""OpenCode: chat completions, streamed. Titles come from a model name of their own."""
+"""OpenCode: chat completions, streamed. It requests titles from a separate model name."""
 
 import json
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ _PROVIDER = "harnessgym"
 
 
 class OpenCodeConfig(ProgramConfig):
-    """How OpenCode is run."""
+    """How to run OpenCode."""
 
     version: str = "1.18.33"
     """Version of the npm package `opencode-ai`."""
     context_window: int = 128_000
-    """Tokens the agent believes the model takes; it compacts before they are full."""
+    """Size of the model's context, as told to the agent; it compacts before the context is full."""
     max_tokens: int = 8_192
-    """Most tokens it asks for in one answer."""
+    """Most tokens it requests in one answer."""
 
 
 class OpenCode:

@@ -13,16 +13,16 @@ _API = {"chat": "openai-completions", "responses": "openai-responses", "messages
 
 
 class PiConfig(ProgramConfig):
-    """How Pi is run."""
+    """How to run Pi."""
 
     version: str = "0.87.1"
     """Version of the npm package `@earendil-works/pi-coding-agent`."""
     protocol: Literal["chat", "responses", "messages"] = "chat"
     """Protocol it speaks to the proxy."""
     context_window: int = 128_000
-    """Tokens the agent believes the model takes; it compacts before they are full."""
+    """Size of the model's context, as told to the agent; it compacts before the context is full."""
     max_tokens: int = 8_192
-    """Most tokens it asks for in one answer."""
+    """Most tokens it requests in one answer."""
 
 
 class Pi:

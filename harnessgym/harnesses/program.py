@@ -1,7 +1,7 @@
-"""The programs of installed agents: where they lie, what installs them, how they are started.
+"""The programs of installed agents: where they are, how to install them, how to start them.
 
-Every agent has a folder of its own, named after it and its version, so that versions stand side by side and a
-folder can be an image layer. Node agents share one pinned Node.
+Every agent has its own folder, named after the agent and its version. So several versions can be installed,
+and a folder can be an image layer. Node agents share one pinned Node.
 """
 
 import shlex
@@ -18,34 +18,34 @@ from harnessgym.sandbox import InstallStep, Prewarm
 from harnessgym.task import Task
 
 NODE = "22.23.3"
-"""Node version that runs agents; the npm package `node` carries its binary."""
+"""Version of Node that runs agents; the npm package `node` contains its binary."""
 INSIDE = "/opt/harnessgym/agents"
-"""Folder that agents are installed in inside images."""
+"""Folder for agents inside images."""
 PYTHON_IMAGE = "harnessgym/python"
 NODE_IMAGE = "harnessgym/node"
-"""Images that agents can be installed in where a task brings none: recipes of `docker/`."""
+"""Images (recipes in `docker/`) in which agents are installed if a task names none."""
 HOME = ".agent"
-"""The agent's home folder, in the workspace: it finds no settings of the machine's user and leaves none."""
+"""The agent's home, in the workspace, so that it neither reads nor changes the settings of this user."""
 _START = f'export HOME="$PWD/{HOME}" PATH="$0:$PATH"; mkdir -p "$HOME"; exec "$@"'
 
 
 class ProgramConfig(Config):
-    """What every installed agent can be told."""
+    """Settings of every installed agent."""
 
     folder: str = Field(default_factory=lambda: str(Path.home() / ".cache" / "harnessgym" / "agents"))
-    """Folder that agents are installed in, each in one of its own."""
+    """Folder for agents; each is installed in its own folder inside."""
     model: str = ""
-    """Model name the agent asks for; empty is the endpoint's."""
+    """Model name the agent requests; empty is the endpoint's."""
     args: tuple[str, ...] = ()
     """Arguments added to its command."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Environment added to its own."""
+    """Environment variables added to its own."""
     inside: bool = False
-    """Whether `folder` is one of the sandbox's image instead of this machine's."""
+    """Whether `folder` is in the sandbox's image instead of on this machine."""
 
 
 class Program:
-    """One agent's program inside its folder. Describes; does no I/O."""
+    """One agent's program inside its folder. Only describes it; does no I/O."""
 
     def __init__(self, config: ProgramConfig, name: str, version: str) -> None:
         self.config = config
@@ -63,7 +63,7 @@ class Program:
         stdin: str | None = None,
         readable: Sequence[str] = (),
     ) -> Launch:
-        """A launch of `argv` with the agent's own home and its programs on the path."""
+        """Describes a launch of `argv` with the agent's own home and its programs on the PATH."""
         words = ("sh", "-c", _START, ":".join(self._path), *argv, *self.config.args)
         return Launch(
             argv=words,
@@ -90,9 +90,9 @@ class NodeProgram(Program):
         self._readable = (self.folder, self._node)
 
     def install(self) -> Sequence[InstallStep]:
-        """Node, the package, and its install script: in images with the package, lest what it changes is
-        there twice.
-        """
+        """Steps that install Node, the package, and run the package's install script."""
+        # In an image every step is a layer. The script changes large files of the package, and in a layer of
+        # its own it would store them twice.
         node = _npm(self._node, f"node@{NODE}")
         package = _npm(self.folder, self._package)
         if not self._setup:
@@ -112,7 +112,7 @@ class PythonProgram(Program):
         self.python = f"{self.folder}/bin/python"
 
     def install(self) -> Sequence[InstallStep]:
-        """The environment and its packages."""
+        """Steps that make the virtual environment and install the packages."""
         pip = (
             self.python,
             "-m",
@@ -135,10 +135,9 @@ class PythonProgram(Program):
         env: Mapping[str, str],
         files: Mapping[str, str],
     ) -> Launch:
-        """As `launch`, forked from the environment's interpreter, warmed by `warm`; where nothing can be
-        forked, started by it.
+        """Like `launch`, but forked from the environment's interpreter, warmed by `warm`.
 
-        Its home and its programs are the sandbox's.
+        It keeps the sandbox's home and PATH. A sandbox that cannot fork starts the interpreter instead.
         """
         launched = self.launch(task, argv, env=env, files=files)
         words = (self.python, f"{self.folder}/bin/{program}", *argv, *self.config.args)

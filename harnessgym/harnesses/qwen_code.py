@@ -17,7 +17,7 @@ _SETTINGS = {
 
 
 class QwenCodeConfig(ProgramConfig):
-    """How Qwen Code is run."""
+    """How to run Qwen Code."""
 
     version: str = "0.24.4"
     """Version of the npm package `@qwen-code/qwen-code`."""
