@@ -156,8 +156,8 @@ class Fleet:
 
         Raises `HarnessGymError` after too many restarts.
         """
-        # Wait before taking the lock: the polling thread needs it, and places that are not polled for
-        # `silent_s` end their processes.
+        # Wait before taking the lock: the polling thread needs it, and places that are not polled for a while
+        # kill their processes.
         if self._berths[name].about is None:
             self.ground.check(wait=True)
         with self._lock:

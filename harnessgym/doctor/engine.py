@@ -21,6 +21,7 @@ _LIMITS = {"memory": "MemoryLimit", "processes": "PidsLimit", "processors": "Cpu
 
 def engine() -> Iterator[DoctorFinding]:
     """Checks the engine at `DOCKER_HOST`, or at the usual socket."""
+    # An engine that sandboxes cannot use may still answer; its findings help to see why.
     problem = unavailable()
     try:
         client = connect()

@@ -60,6 +60,7 @@ def _limit(name: str, kind: int, wanted: int, command: str) -> DoctorFinding:
 
 
 def _namespaces() -> DoctorFinding:
+    # Two independent refusals: a limit of 0 holds for everyone, the settings only for users other than root.
     name = "user namespaces"
     at_most = _number("/proc/sys/user/max_user_namespaces")
     if at_most == 0:

@@ -45,6 +45,7 @@ class FaultyRelay:
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forwards one connection until it ends or the plan drops it."""
         draws = self._plan.decide(self._command, connection=True)
+        # An amount of 0 resets before the proxy is reached: it must not see a call that the harness repeats.
         if draws and draws[0].amount == 0:
             self._break(writer, draws[0])
             return

@@ -89,6 +89,7 @@ class ShimmedSandbox(Around):
         surroundings = await self.surroundings()
         if self._laid:
             return surroundings
+        # The shims go first on the PATH of every command, so all their files must be there before the first.
         script = SCRIPT.read_bytes()
         for program in sorted({fault.program for _, fault in self._faults}):
             await self.sandbox.write(f"{FOLDER}/bin/{program}", script)

@@ -8,6 +8,7 @@ from harnessgym.harnesses.program import NODE_IMAGE, NodeProgram, ProgramConfig
 from harnessgym.sandbox import InstallStep
 from harnessgym.task import Task
 
+# Titles are requested from a model of this name, by which the proxy recognises them as side calls.
 _SMALL = "small"
 _PROVIDER = "harnessgym"
 

@@ -26,6 +26,8 @@ NODE_IMAGE = "harnessgym/node"
 """Images (recipes in `docker/`) in which agents are installed if a task names none."""
 HOME = ".agent"
 """The agent's home, in the workspace, so that it neither reads nor changes the settings of this user."""
+# `$0` is the list of the program's folders, `$@` the agent's command. The home is made inside the sandbox,
+# where the workspace's path is known.
 _START = f'export HOME="$PWD/{HOME}" PATH="$0:$PATH"; mkdir -p "$HOME"; exec "$@"'
 
 
@@ -91,8 +93,8 @@ class NodeProgram(Program):
 
     def install(self) -> Sequence[InstallStep]:
         """Steps that install Node, the package, and run the package's install script."""
-        # In an image every step is a layer. The script changes large files of the package, and in a layer of
-        # its own it would store them twice.
+        # In an image every step is a layer. In a layer of its own, the script would store every file that it
+        # changes a second time.
         node = _npm(self._node, f"node@{NODE}")
         package = _npm(self.folder, self._package)
         if not self._setup:

@@ -53,7 +53,7 @@ class AgentSocket:
         try:
             # The kernel limits a socket's path to 107 bytes; the path through the descriptor is short.
             self._listener.bind(f"/proc/self/fd/{inside}/{SOCKET}")
-            # The agent is root without the capability to override permissions, so the mode must allow others.
+            # If the folder belongs to another user, a root without capabilities needs the mode to allow it.
             (folder / SOCKET).chmod(0o666)
             self._listener.listen(1)
         except OSError:

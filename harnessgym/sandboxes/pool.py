@@ -1,8 +1,8 @@
 """A warm pool: makes things ahead of demand, parks them, and hands them out in the time it takes to wake one.
 
-Things are grouped by a key; things of equal keys are interchangeable. The number of parked things follows the
-demand: a key's recent claim rate times twice how long making one takes, and one more. The whole pool is
-limited by a number and by the machine's memory. Things that nobody claims for a while are discarded.
+Things are grouped by a key; things of equal keys are interchangeable. The number of parked things follows a
+key's demand: its recent claim rate times the time to make two, and one more. The whole pool is limited by a
+number and by the machine's memory. Things that nobody claims for a while are discarded.
 """
 
 import asyncio

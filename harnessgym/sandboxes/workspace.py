@@ -62,7 +62,7 @@ class Workspace:
 
     def write(self, path: str, data: bytes) -> None:
         """Writes a file in place of whatever is at `path`. Raises SandboxError if that is a folder."""
-        # Unbuffered, so that a full disk raises here and not when the file is closed.
+        # Unbuffered: the data is in memory already, and a full disk raises at the write.
         with self.created(path) as descriptor, os.fdopen(os.dup(descriptor), "wb", 0) as file:
             rest = memoryview(data)
             while rest:

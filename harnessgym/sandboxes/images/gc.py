@@ -68,7 +68,7 @@ def _leaf(image: Built, standing: Sequence[Built]) -> bool:
 
 
 def _remove(engine: EngineConnection, image: Built) -> bool:
-    # A held lock means that somebody may be building on this image.
+    # A held lock means that a builder may be making this very image.
     with idle(image.content) as free:
         if not free or not all(_removed(engine, name) for name in image.names or (image.id,)):
             return False
