@@ -1,5 +1,6 @@
-"""Ray as the cluster of a run. A place is an actor, scheduled by its resources; it ends with the supervisor's
-connection.
+"""Ray as the cluster of a run.
+
+A place is an actor, scheduled by its resources. It ends with the supervisor's connection.
 """
 
 import contextlib

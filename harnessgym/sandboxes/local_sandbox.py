@@ -81,7 +81,7 @@ def refuse_empty(cmd: Sequence[str]) -> None:
 
 
 def refuse_unwarmable(argv: Sequence[str], *, is_python: bool) -> None:
-    """Raises SandboxError for a prewarmed command that is not `python program ...` or `python -m module ...`."""
+    """Raises SandboxError for a prewarmed command other than `python program ...`, `python -m module ...`."""
     if not is_python:
         raise SandboxError(
             f"Only a Python command can be prewarmed, not {argv[0]!r}. Start it with `python`."

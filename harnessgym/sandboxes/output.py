@@ -130,7 +130,8 @@ class PipeReader:
     def _show(self, piece: bytes) -> None:
         try:
             self._output.add(piece)
-        except Exception as error:  # noqa: BLE001  # the caller's function may raise anything; finish() hands it back
+        # The caller's function may raise anything; `finish` raises it again.
+        except Exception as error:  # noqa: BLE001
             self._failure = error
             self.close()
             if self._on_failure is not None:
