@@ -1,3 +1,4 @@
-"""Grading: what an agent left is taken out as data, judged in fresh sandboxes, and a verdict is valid,
-tampered, or none.
+"""Grading: exports what an agent left as data and judges it in fresh sandboxes.
+
+A verdict is valid, tampered, or none.
 """

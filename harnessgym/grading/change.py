@@ -1,9 +1,9 @@
-"""What an agent changed of a repository, as a patch, and patches applied to it: git in a grading sandbox.
+"""Reads an agent's change to a repository as a patch, and applies patches: git in a grading sandbox.
 
-The agent's files come into the sandbox as data. They are read by git with a repository of our own, whatever
-their `.git`, their attributes or their settings say; then they are removed, the task's first files are laid
-out again, and the difference of the two is the patch, byte for byte: binary files, line ends and modes too.
-What git is told to ignore is no part of it, unless the task's repository tracks it.
+The agent's files enter the sandbox as data. Git reads them into a repository of our own and ignores their
+`.git`, attributes and settings. They are then removed, the task's initial files are written again, and the
+difference between the two is the patch. It is exact to the byte: binary files, line ends and modes included.
+Files that git ignores are not part of it, unless the task's repository tracks them.
 """
 
 import secrets
@@ -25,13 +25,13 @@ ATTEMPTS = (
     "git apply --verbose --reject",
     "patch --batch --forward --fuzz=5 -p1 -i",
 )
-"""How SWE-bench applies a patch: each only if the one before could not."""
+"""How SWE-bench applies a patch: each command runs only if the one before it failed."""
 _STEP_S = 900.0
 _MOST = 64 << 20
-"""Bytes of a patch."""
+"""Largest patch, in bytes."""
 _NOT_APPLIED = 3
 _EMPTY = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
-"""What git calls the content of an empty file."""
+"""Git's object id of an empty file."""
 _TAIL = 800
 
 
@@ -41,17 +41,19 @@ class Change:
 
     patch: bytes
     problem: str = ""
-    """Why it cannot be said, if it cannot."""
+    """Why there is no patch, if there is none."""
 
 
 async def handed_in(task: Task, sandbox: Sandbox) -> Change:
-    """The change from what the task begins with to what is in the workspace, which is then as the task
-    begins.
+    """Returns the change from the task's initial files to the workspace, and resets the workspace to them.
 
     Raises SandboxError when the sandbox failed, TaskError when the task's image or its set-up is at fault.
     """
     user = "root" if task.home and Capability.ROOT in sandbox.capabilities else None
+    # The folder's name is random: the agent's files must not be able to occupy it.
     own = f".harnessgym-{secrets.token_hex(8)}"
+    # The order matters: git reads the agent's files and removes them before the task's set-up runs, so nothing
+    # of the agent's can run or be picked up while the initial files are written.
     taken = await _run(sandbox, "git_take.sh", [own, SET_ASIDE if user else ""], stdin=_laid(task), user=user)
     if taken.timed_out:
         return Change(b"", f"what was left could not be read within {_STEP_S:.0f} s")
@@ -65,16 +67,18 @@ async def handed_in(task: Task, sandbox: Sandbox) -> Change:
 
 
 def _laid(task: Task) -> bytes:
-    """The files that the task lays itself, as `git update-index -z --index-info` reads them; their
-    contents are not asked.
+    """The files that the task writes itself, in the format of `git update-index -z --index-info`.
+
+    Only the paths count. Every entry names the empty file as its content.
     """
+    # `.git` and `..` are no paths that git indexes, and one bad entry would end the whole list.
     paths = (PurePosixPath(path) for path in task.files)
     kept = (path for path in paths if not {".git", ".."} & set(map(str.lower, path.parts)))
     return "".join(f"100644 {_EMPTY} 0\t{path}\0" for path in kept).encode()
 
 
 async def begin(task: Task, sandbox: Sandbox) -> None:
-    """Lays out what the task begins with. Raises TaskError when its set-up fails."""
+    """Writes the task's initial files and runs its set-up. Raises TaskError when the set-up fails."""
     try:
         await furnish(task, sandbox)
     except RolloutFailed as error:
@@ -82,7 +86,7 @@ async def begin(task: Task, sandbox: Sandbox) -> None:
 
 
 async def apply(task: Task, sandbox: Sandbox, patch: bytes, attempts: Sequence[str] = ATTEMPTS) -> str | None:
-    """Applies a patch to the workspace; the command that could, or None if none could."""
+    """Applies a patch to the workspace. Returns the command that succeeded, or None if none did."""
     done = await _run(sandbox, "git_apply.sh", list(attempts), stdin=patch)
     if done.exit_code == _NOT_APPLIED or done.timed_out:
         return None
@@ -91,7 +95,9 @@ async def apply(task: Task, sandbox: Sandbox, patch: bytes, attempts: Sequence[s
 
 
 async def restore(task: Task, sandbox: Sandbox, paths: Sequence[str]) -> None:
-    """Makes paths of the workspace what the task begins with."""
+    """Restores paths of the workspace to their initial state."""
+    # The script reads one path a line from stdin and removes what git does not know. So a path with a newline,
+    # or one that leads out of the workspace, must never reach it.
     inside = [
         path
         for path in paths

@@ -1,8 +1,8 @@
-"""Checks: what one entry of a task's tests is. Members live in `checks/` and are named by strings.
+"""Checks: the entries of a task's `tests`. Members live in `checks/` and are named by strings.
 
-A check is a settings class with a `run`. It sees the exported workspace, the task's own test files, and a way
-to open fresh sandboxes. What it expects stays on this machine wherever that is possible: what never enters a
-sandbox cannot be read there.
+A check is a settings class with a `run`. It gets the exported workspace, the task's own test files, and a way
+to open fresh sandboxes. The expected values stay on this machine wherever possible: the agent's code cannot
+read what never enters a sandbox.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -28,35 +28,38 @@ class CheckContext:
     workspace: Path
     """The exported workspace, on this machine."""
     place: Opener
-    """Opens a sandbox that holds the same."""
+    """Opens a sandbox with the same files."""
     files: Mapping[str, str]
     """The task's test files: relative path to text."""
     where: str
-    """Which task's which test this is, for messages."""
+    """The task and the test, for messages."""
 
 
 class Check(Config):
-    """Base of every kind."""
+    """Base class of every kind of check."""
 
     kind: str
     name: str = ""
-    """What it is called in the evidence; its kind and number, if empty."""
+    """Name in the evidence. If empty, the kind and the number of the check."""
     weight: float = Field(1.0, gt=0, allow_inf_nan=False)
-    """Its part of a weighted reward."""
+    """Weight in a weighted reward."""
     timeout_s: float = Field(30.0, gt=0, le=3_600)
-    """Seconds for each command. The agent's code hanging is a failed check."""
+    """Seconds for each command. If the agent's code hangs, the check fails."""
 
     def problems(self, files: Collection[str]) -> Sequence[str]:  # noqa: ARG002
-        """What cannot work, given the paths of the task's test files."""
+        """Mistakes in the settings, given the paths of the task's test files."""
         return ()
 
     async def run(self, bench: CheckContext) -> CheckOutcome:
-        """Raises SandboxError when a sandbox failed, TaskError when the task or its image is at fault."""
+        """Runs the check.
+
+        Raises SandboxError when a sandbox failed, TaskError when the task or its image is at fault.
+        """
         raise NotImplementedError
 
 
 def read_checks(raw: Sequence[Any], files: Collection[str], where: str) -> tuple[Check, ...]:
-    """The checks that a task's `tests` describe. Raises TaskError with the file, the key and what to do."""
+    """Reads a task's `tests` into checks. Raises TaskError with the file, the key and what to do."""
     checks = []
     for number, entry in enumerate(raw):
         at = f"{where}: tests[{number}]"

@@ -1,5 +1,6 @@
-"""The verifier of tasks whose tests are a list of checks: each in a sandbox of its own, joined into one
-reward.
+"""The verifier of tasks whose tests are a list of checks.
+
+Each check runs in a sandbox of its own. The outcomes are joined into one reward.
 """
 
 from collections.abc import Sequence
@@ -14,12 +15,12 @@ from harnessgym.task import Grade, Task
 class Checklist:
     """Reads `tests`, `test_files` and `score` of a task's metadata.
 
-    Score "all" is 1 if every check passed, else 0; "weighted" is the weight of what passed over the weight of
-    all.
+    Score "all" is 1 if every check passed, else 0. Score "weighted" is the weight of the checks that passed
+    over the weight of all.
     """
 
     async def verify(self, task: Task, workspace: Path, place: Opener) -> Grade:
-        """See `Verifier.verify`. The first check that finds tampering ends it."""
+        """See `Verifier.verify`. Stops at the first check that finds tampering."""
         files = task.metadata.get("test_files", {})
         checks = read_checks(task.metadata.get("tests", ()), files, f"Task {task.id!r}")
         outcomes: list[CheckOutcome] = []

@@ -1,9 +1,8 @@
-"""Takes the future out of a git repository: whatever is not an ancestor of the base commit is gone, also as
-an object.
+"""Removes the future from a git repository: everything that is not an ancestor of the base commit.
 
-Agents look for the solution with `git log --all`, in reflogs, tags, stashes and packs. `scrub` is run where a
-repository is prepared, before any agent sees it; `leaks` proves what is left. Both run git on this machine
-with hooks, global settings and replacements off, on repositories of the task's author.
+Agents look for the solution with `git log --all`, in reflogs, tags, stashes and packs. `scrub` runs where a
+repository is prepared, before any agent sees it, and removes the objects too. `leaks` lists what is left. Both
+run git on this machine, on repositories of the task's author, with hooks, global settings and replacements off.
 """
 
 import os
@@ -15,14 +14,14 @@ from pathlib import Path
 from harnessgym.errors import TaskError
 
 BRANCH = "main"
-"""The one branch that is left."""
+"""The only branch that remains."""
 _TIMEOUT_S = 600.0
 _KEPT_HEADS = frozenset({"HEAD"})
 _FOLDERS = (
     "logs", "worktrees", "rebase-merge", "rebase-apply", "sequencer", "modules", "lfs", "rr-cache", "branches", "remotes",
     "objects/info/commit-graphs",
 )  # fmt: skip
-"""What git keeps about other commits besides refs and objects."""
+"""Where git mentions other commits, besides refs and objects."""
 _FILES = (
     "objects/info/alternates", "objects/info/http-alternates", "objects/info/commit-graph", "objects/info/packs",
     "objects/pack/multi-pack-index", "info/grafts", "info/refs", "gc.log", "MERGE_MSG", "SQUASH_MSG", "COMMIT_EDITMSG",
@@ -32,20 +31,22 @@ _SECTIONS = ("remote", "branch", "url", "submodule")
 
 
 def scrub(repo: Path, base: str) -> str:
-    """Leaves the branch `main` at `base`, checked out, and nothing that is not its past. Returns the commit's
-    id.
+    """Checks out `base` as the branch `main` and removes everything that is not its past.
 
-    Untracked files stay. Raises TaskError when `repo` is no repository with its own `.git` folder, when
-    `base` is no commit of it, or when something is left all the same.
+    Returns the commit's id. Untracked files stay. Raises TaskError when `repo` is no repository with its own
+    `.git` folder, when `base` is no commit of it, or when something is left all the same.
     """
     inner = _git_folder(repo)
     commit = _commit(repo, base)
+    # Detach first: every ref is removed below, and HEAD must not point to one of them by then. Borrowed objects
+    # are copied before `_forget` removes the file that says where they are borrowed from.
     _git(repo, "checkout", "-q", "--force", "--detach", commit)
     _own_objects(repo, inner)
     _forget(repo, inner)
     _git(repo, "update-ref", f"refs/heads/{BRANCH}", commit)
     _git(repo, "symbolic-ref", "HEAD", f"refs/heads/{BRANCH}")
     _git(repo, "reset", "-q", "--hard", commit)
+    # `reset` writes ORIG_HEAD again. Only now are the future's objects unreachable, so that pruning drops them.
     for name in ("ORIG_HEAD", "logs"):
         _remove(inner / name)
     _git(repo, "repack", "-q", "-n", "-a", "-d")
@@ -60,9 +61,7 @@ def scrub(repo: Path, base: str) -> str:
 
 
 def leaks(repo: Path, base: str) -> list[str]:
-    """What of `repo` is not the past of `base`: refs, objects, logs, and other places that git keeps
-    commits in.
-    """
+    """Everything in `repo` that is not the past of `base`: refs, objects, logs, and git's other files."""
     inner = _git_folder(repo)
     commit = _commit(repo, base)
     past = {line.split(" ")[0] for line in _lines(repo, "rev-list", "--objects", commit)}
@@ -102,11 +101,10 @@ def _commit(repo: Path, base: str) -> str:
 
 
 def _own_objects(repo: Path, inner: Path) -> None:
-    """Copies what is borrowed from other repositories, so that borrowing can end; lifts protection from
-    packs.
-    """
+    """Copies objects that are borrowed from other repositories, and removes the files that protect packs."""
     if (inner / "objects/info/alternates").exists():
         _git(repo, "repack", "-q", "-n", "-a", "-d")
+    # `repack -d` never deletes a pack with one of these files beside it, and the future could be in that pack.
     for pattern in ("*.keep", "*.promisor", "*.bitmap", "*.mtimes", "tmp_*"):
         for path in (inner / "objects/pack").glob(pattern):
             path.unlink()
@@ -129,7 +127,7 @@ def _forget(repo: Path, inner: Path) -> None:
 
 
 def _other_heads(inner: Path) -> list[Path]:
-    """`ORIG_HEAD`, `FETCH_HEAD`, `AUTO_MERGE` and their like."""
+    """`ORIG_HEAD`, `FETCH_HEAD`, `AUTO_MERGE` and similar files."""
     names = [path for path in inner.iterdir() if path.name.endswith("_HEAD") or path.name == "AUTO_MERGE"]
     return sorted(path for path in names if path.name not in _KEPT_HEADS)
 
@@ -182,6 +180,8 @@ def _git(repo: Path, *words: str) -> bytes:
 
 
 def _run(repo: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
+    # The repository may be anybody's, and its settings could run programs. The variables and options below keep
+    # out this machine's git settings, hooks, file monitors, replacement objects, and the network.
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     env |= {
         "GIT_CONFIG_NOSYSTEM": "1",

@@ -1,11 +1,10 @@
-"""From an agent's sandbox to a verdict: stop it, take out what it left as data, and judge that somewhere
-else.
+"""From an agent's sandbox to a verdict: stop the agent, export what it left, and judge that elsewhere.
 
     kill every process, in one step → the node reads the workspace itself → the task's grader, which runs
-    things only in fresh sandboxes of the pinned image, where nothing can be reached
+    things only in fresh sandboxes of the pinned image, without network
 
-What the agent did to its own files (too many, too large, a trap where an artifact should be) is tampering,
-with reward 0. A sandbox or a grader that fails is an error and no reward at all.
+Files that cannot be graded (too many, too large, a trap where an artifact should be) are tampering, with
+reward 0. A sandbox or a grader that fails is an error and gives no reward at all.
 """
 
 import math
@@ -29,31 +28,30 @@ from harnessgym.sandbox import Capability, Sandbox, WorkspaceExport
 from harnessgym.task import OUTSIDE, Grade, Hook, Task
 
 _MAX_FILES = 100_000
-"""More than this in a workspace is an attempt to choke the grader."""
+"""A workspace with more files is an attempt to choke the grader."""
 _GRADED = 0.875
-"""Part of `Limits.disk_mb` that may be left to grade: it must fit into the grading sandbox, and its tests
-with it."""
+"""Part of `Limits.disk_mb` that an export may have: the grading sandbox must hold it and the tests."""
 _WARNING = "Graded in the sandbox that the agent used. What it left there can change what is measured."
 
 
 @dataclass(frozen=True, slots=True)
 class CollectedArtifacts:
-    """What was taken out of the agent's sandbox."""
+    """What was exported from the agent's sandbox."""
 
     folder: Path
     """The artifacts, and nothing else."""
     export: WorkspaceExport
     tampered: str | None
-    """Why there can be no grade, if there cannot."""
+    """Why the export cannot be graded, if it cannot."""
     failed_hooks: tuple[str, ...] = ()
-    """A sentence for each of the task's hooks that did not succeed."""
+    """A sentence for each of the task's hooks that failed."""
 
 
 async def judge(task: Task, sandbox: Sandbox, fresh: Opener) -> Grade:
-    """Ends what runs in `sandbox` and grades what is there.
+    """Kills every process in `sandbox` and grades the files there.
 
     `fresh` opens a sandbox of the task's image without network. Raises SandboxError when a sandbox failed,
-    TaskError when the grader failed or gave something that is no reward.
+    TaskError when the grader failed or returned something that is no reward.
     """
     async with taken(task, sandbox) as evidence:
         return await verdict(task, evidence, sandbox if task.verifier == "shared" else None, fresh)
@@ -63,11 +61,14 @@ async def judge(task: Task, sandbox: Sandbox, fresh: Opener) -> Grade:
 async def taken(
     task: Task, sandbox: Sandbox, within: Path | None = None, left_behind: LeftBehind = warn_left_behind
 ) -> AsyncIterator[CollectedArtifacts]:
-    """The task's artifacts, in a folder that is removed at the end. Then the sandbox is needed only for shared grading.
+    """The task's artifacts, in a folder that is removed at the end.
 
-    `within` is a folder that somebody removes if this process is killed; by default, the one for temporary files. A folder
-    that cannot be removed is no error, for the grade is there by then: `left_behind` hears of it.
+    Once they are exported, only shared grading still needs the sandbox. `within` is a folder that somebody
+    removes if this process is killed; the default is the folder for temporary files. A folder that cannot be
+    removed is no error, because the grade exists by then: `left_behind` is called with a sentence.
     """
+    # Kill first: a process that still runs could change files while they are read, so that what is graded never
+    # existed at one time. Hooks run after that, where no process of the agent's can meddle with them.
     await sandbox.kill_all()
     failed = tuple([problem for hook in task.hooks if (problem := await _run(hook, sandbox))])
     root = Path(
@@ -80,6 +81,7 @@ async def taken(
         )
         yield replace(await anyio.to_thread.run_sync(_evidence, task, root, export), failed_hooks=failed)
     finally:
+        # An error raised here would replace the grade that the caller has already computed.
         try:
             await anyio.to_thread.run_sync(_remove, root)
         except OSError as error:
@@ -93,7 +95,7 @@ async def verdict(
     fresh: Opener,
     left_behind: LeftBehind = warn_left_behind,
 ) -> Grade:
-    """The grade of what was taken. `shared` is the agent's sandbox, where the task wants to be graded there."""
+    """Grades what was exported. `shared` is the agent's sandbox, if the task asks to be graded there."""
     basis: dict[str, Any] = (
         {"mode": "separate"} if shared is None else {"mode": "shared", "warning": _WARNING}
     )
@@ -110,8 +112,9 @@ async def verdict(
 
 
 def checked_rewards(grade: Grade, where: str) -> dict[str, float]:
-    """The rewards as floats, all 0 if tampered. Raises TaskError for what is no finite number, or a
-    missing "reward".
+    """The rewards as floats, all 0 if tampered.
+
+    Raises TaskError if one is no finite number, or if "reward" is missing.
     """
     if not isinstance(grade.rewards, Mapping):
         raise TaskError(
@@ -131,7 +134,7 @@ def checked_rewards(grade: Grade, where: str) -> dict[str, float]:
 
 
 def is_reward(value: object) -> bool:
-    """Whether it is a finite number; True and False are none."""
+    """Whether `value` is a finite number. True and False are not."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -141,7 +144,7 @@ def is_reward(value: object) -> bool:
 
 
 async def _run(hook: Hook, sandbox: Sandbox) -> str:
-    """Runs a hook where the agent was; how it failed, or an empty string."""
+    """Runs a hook in the agent's sandbox. Returns how it failed, or an empty string."""
     user = "root" if hook.root and Capability.ROOT in sandbox.capabilities else None
     done = await sandbox.exec(hook.argv, user=user, timeout_s=hook.timeout_s)
     return "" if done.ok else f"{' '.join(hook.argv)[:200]}: {done.describe()}"
@@ -179,6 +182,7 @@ def _again(sandbox: Sandbox) -> Opener:
 
 def _evidence(task: Task, root: Path, export: WorkspaceExport) -> CollectedArtifacts:
     folder = root / "artifacts"
+    # The overflow comes first: an export that stopped at the limit says nothing about the files after it.
     trap = _trapped(task, export)
     if export.overflow:
         problem = f"The workspace passes what is graded: {export.overflow.rstrip('.')}."
@@ -196,7 +200,7 @@ def _evidence(task: Task, root: Path, export: WorkspaceExport) -> CollectedArtif
 
 
 def _trapped(task: Task, export: WorkspaceExport) -> str | None:
-    """The first artifact that was left out, or that lies in something that was."""
+    """The first artifact that the export left out, itself or with a folder above it."""
     left_out = {PurePosixPath(path) for path in export.left_out}
     for artifact in task.artifacts:
         path = PurePosixPath(artifact)
@@ -206,12 +210,13 @@ def _trapped(task: Task, export: WorkspaceExport) -> str | None:
 
 
 def _move(source: Path, target: Path, artifact: str) -> None:
-    """Moves one artifact, whose parents must be folders and no links."""
+    """Moves one artifact. Skips it if a parent is a link, if it is missing, or if the target exists."""
     path = PurePosixPath(artifact)
     if path.is_absolute() or ".." in path.parts:
         raise TaskError(f"Artifact {artifact!r} must be a relative path inside the workspace.")
     found = source / path
     there = target / path
+    # A rename through a linked parent could move a file from outside the export.
     linked = any((source / parent).is_symlink() for parent in path.parents)
     if linked or not os.path.lexists(found) or os.path.lexists(there):
         return
@@ -220,10 +225,11 @@ def _move(source: Path, target: Path, artifact: str) -> None:
 
 
 def _remove(root: Path) -> None:
-    """Removes everything, also folders that nobody may enter."""
+    """Removes everything, including folders without permission to enter."""
     try:
         shutil.rmtree(root)
     except PermissionError:
+        # The export keeps the agent's modes, and `rmtree` cannot list a folder of mode 000.
         for folder, _, _ in os.walk(root):
             os.chmod(folder, 0o700)
         shutil.rmtree(root)

@@ -1,8 +1,8 @@
-"""Test logs: what a test runner printed, read as test id to status. Members live in `logs/`, under the names
-that datasets use.
+"""Test logs: parses what a test runner printed into test id to status.
 
-A parser is a plain function of the text. Logs are hostile data: nothing here raises for what they hold, and
-lines longer than any test's name are passed over. When an id is reported twice, the last report stands.
+Members live in `logs/`, under the names that datasets use. A parser is a plain function of the text. Logs are
+hostile data: no content raises, and lines longer than any test's name are skipped. When an id is reported
+twice, the last report wins.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from harnessgym.config import nearest
 from harnessgym.errors import TaskError
 
 _LONGEST = 8_192
-"""Characters of a line that can report a test."""
+"""Longest line that can report a test, in characters."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")
 
 
@@ -26,7 +26,7 @@ class LogStatus(StrEnum):
     ERROR = "ERROR"
     SKIPPED = "SKIPPED"
     XFAIL = "XFAIL"
-    """Failed, as the test says it does."""
+    """Failed, and the test expects that."""
 
 
 Statuses = dict[str, LogStatus]
@@ -82,15 +82,16 @@ PARSERS: Mapping[str, str] = {
     for target, known in _MEMBERS.items()
     for name in known.split()
 }
-"""Name that a row gives to `module:function`."""
+"""A row's parser name to `module:function`."""
 _ALSO = {"parse_java_mvn": "parse_log_java_mvn", "parse_java_mvn_v2": "parse_log_java_mvn_v2",
          "parse_logs_kotlin_junit": "parse_log_kotlin_junit"}  # fmt: skip
-"""Other spellings that are found in rows."""
+"""Other spellings that rows use."""
 
 
 def parser_named(name: str) -> Parser:
-    """The parser a row names; a `module:function` of yours is taken too. Raises TaskError with the known
-    names.
+    """The parser that a row names. A `module:function` of yours works too.
+
+    Raises TaskError with the known names.
     """
     target = PARSERS.get(_ALSO.get(name, name), name)
     module, colon, function = target.partition(":")
@@ -105,17 +106,17 @@ def parser_named(name: str) -> Parser:
 
 
 def is_known(name: str) -> bool:
-    """Whether `parser_named` would look for it; nothing is imported."""
+    """Whether `parser_named` accepts the name. Imports nothing."""
     return name in PARSERS or name in _ALSO or ":" in name
 
 
 def text_of(log: bytes) -> str:
-    """The text of a log; what is no UTF-8 becomes a replacement character, and CRLF a line end."""
+    """The text of a log. Bytes that are not UTF-8 become a replacement character; CRLF becomes LF."""
     return log.decode(errors="replace").replace("\r\n", "\n")
 
 
 def without_escapes(text: str) -> str:
-    """Without the escape sequences of terminals."""
+    """Removes terminal escape sequences."""
     return _ESCAPES.sub("", text)
 
 
@@ -125,8 +126,9 @@ def lines_of(log: str) -> Iterator[str]:
 
 
 def by_line(log: str, pattern: re.Pattern[str], words: Mapping[str, LogStatus]) -> Statuses:
-    """A report a line: `pattern`, matched at the start of the stripped line, has the groups `word` and
-    `name`.
+    """Parses one report a line.
+
+    `pattern` matches at the start of the stripped line and has the groups `word` and `name`.
     """
     found: Statuses = {}
     for line in lines_of(log):

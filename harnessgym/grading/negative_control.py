@@ -1,10 +1,9 @@
-"""A test that must fail, planted among those that passed: whoever makes pytest report what it did not do is
-found by it.
+"""Plants a test that must fail among those that passed, to find code that forges pytest's reports.
 
-An exit code tells of `PASSED` lines that are printed over failures; not of code under test that prints them
-and leaves with exit code 0, or makes every report a pass. So a solution that is accepted is judged once more,
-with a failing test at the end of the file of the first test that it repaired, called alike. Code that knows
-that name for a stranger's is not found.
+The exit code exposes `PASSED` lines that are printed over failures. It does not expose code under test that
+prints them and leaves with exit code 0, or that turns every report into a pass. So an accepted solution is
+judged a second time, with a failing test at the end of the file of the first test that it repaired. The test
+has a similar name. Code that recognises the name as foreign is not found.
 
 A second run that broke off (it ran out of time on a busy machine) says nothing about the solution, so there
 is no verdict.
@@ -22,35 +21,38 @@ from harnessgym.grading.verifiers.eval_log import END, START, Reading
 _PYTEST = "harnessgym.grading.logs.pytests:"
 _ID = re.compile(r"(?P<path>[\w./-]+\.py)::(?:(?P<group>[A-Za-z_]\w*)::)?(?P<test>test\w*)(?:\[.*)?\Z")
 _PICKED = re.compile(r"::|\s-k\b|\s--deselect\b|\s-x\b|--maxfail")
-"""A command that does not run whole files to their ends."""
+"""A command that does not run whole files to the end."""
 _SWALLOWS = re.compile(r"[|;]|(?<![&>])&(?![&>])")
-"""A command whose exit code may be another's: `|| true`, a pipe, several in a row, one in the background."""
+"""A command that may hide the tests' exit code: `|| true`, a pipe, several in a row, one in the background."""
 _AROUND = ("(", ")", "set -e")
-"""Lines that go around commands of which each may end the script."""
+"""Lines around commands each of which may end the script."""
 _FAILED = 1
-"""pytest's exit code when tests failed; those beyond are of runs that broke off."""
+"""pytest's exit code when tests failed. Higher codes mean that the run broke off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """A script with such a test."""
+    """A script with a planted test."""
 
     script: str
     path: str
-    """The file that it is in."""
+    """The file with the test."""
     test: str
-    """What its id ends with."""
+    """The end of the test's id."""
     tells: bool = True
-    """Whether the exit code is that of the tests, so that it cannot be 0."""
+    """Whether the script's exit code is that of the tests, so that it cannot be 0."""
 
     def missed(self, reading: Reading, *, exit_code_decides: bool = True) -> str | None:
-        """What no honest run could have reported, if there is something. Raises SandboxError for a run
-        that broke off.
+        """What no honest run could have reported; None if there is nothing.
+
+        Raises SandboxError for a run that broke off.
         """
         reported = any(
             test.endswith(self.test) and status is LogStatus.FAILED
             for test, status in reading.statuses.items()
         )
+        # Without this, a timeout on a busy machine would look like a hidden failure, and an honest solution
+        # would count as tampering.
         broke_off = (reading.problem and not reading.contradicted) or (reading.exit_code or 0) > _FAILED
         if not reported and broke_off:
             why = reading.problem or f"the tests' command ended with exit code {reading.exit_code}"
@@ -65,10 +67,9 @@ class Planted:
 
 
 def planted(script: str, parser: str, tests: tuple[str, ...]) -> Planted | None:
-    """The script with a failing test in the file of the first of `tests` that it can stand beside; None if
-    there is none.
+    """The script with a failing test in the file of the first of `tests` whose id can be extended.
 
-    Only for pytest, and scripts that run whole files.
+    None if there is no such test, if the runner is not pytest, or if the script does not run whole files.
     """
     lines = script.split("\n")
     start = max((number for number, line in enumerate(lines) if START in line), default=-1)
@@ -87,7 +88,7 @@ def planted(script: str, parser: str, tests: tuple[str, ...]) -> Planted | None:
     if match["group"]:
         group = f"{match['group']}_{secrets.token_hex(3)}"
         unit = f"unit_{secrets.token_hex(3)}"
-        # whatever such a class is called, pytest finds it
+        # pytest collects a `unittest.TestCase` under any name, so the class can look like the group beside it.
         head = rf"\n\nimport unittest as {unit}\n\n\nclass {group}({unit}.TestCase):\n"
         text = rf"{head}    def {name}(self):\n        assert False\n"
         test = f"::{group}::{name}"
@@ -99,7 +100,7 @@ def planted(script: str, parser: str, tests: tuple[str, ...]) -> Planted | None:
 
 
 def _tells(lines: Sequence[str]) -> bool:
-    """Whether commands, the lines between the markers, end with the tests' own exit code."""
+    """Whether the commands between the markers end with the tests' own exit code."""
     joined = "\n".join(lines).replace("\\\n", " ").split("\n")
     commands = [line.strip() for line in joined if line.strip() and not line.strip().startswith("#")]
     run = [command for command in commands if command not in _AROUND]

@@ -1,4 +1,4 @@
-"""Patches as text: the paths they touch, read from their headers, and their bytes."""
+"""Patches as text: reads the paths that they touch from their headers, and builds patches that add files."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -10,18 +10,19 @@ _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(r"\\([0-7]{3}|.)")
 _LETTERS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 _PLAIN = re.compile(r"(?!/)[^\x00-\x1f\x7f\"\\]+\Z")
-"""Paths that git writes as they are, if it is not to quote what is beyond ASCII."""
+"""Paths that git writes without quotes when `core.quotePath` is off."""
 _RENAMED = ("rename from ", "rename to ", "copy to ")
 
 
 def patch_bytes(patch: str) -> bytes:
-    """A patch as a file: data sets drop the end of its last line, which `git apply` wants."""
+    """A patch as bytes, with a final line end: data sets drop it, and `git apply` needs it."""
     return (patch if patch.endswith("\n") else f"{patch}\n").encode()
 
 
 def new_files(files: Mapping[str, str]) -> str:
-    """A git diff that makes files, of path to text, byte for byte. Raises TaskError for a path that it
-    cannot name.
+    """A git diff that adds files, given as path to text, byte for byte.
+
+    Raises TaskError for a path that a diff cannot name.
     """
     return "".join(_new_file(path, files[path]) for path in sorted(files))
 
@@ -39,6 +40,7 @@ def _new_file(path: str, text: str) -> str:
     ended = not lines[-1]
     lines = lines[:-1] if ended else lines
     count = "" if len(lines) == 1 else f",{len(lines)}"
+    # As git does it: a tab ends a file name with a space, or `patch` reads the rest of it as a time.
     tab = "\t" if " " in path else ""
     body = "".join(f"+{line}\n" for line in lines)
     end = "" if ended else "\\ No newline at end of file\n"
@@ -46,12 +48,14 @@ def _new_file(path: str, text: str) -> str:
 
 
 def patched_paths(patch: str) -> tuple[str, ...]:
-    """Every path that a git diff makes, changes, removes, or renames, in order; of binary files too."""
+    """Every path that a git diff adds, changes, removes or renames, in order. Includes binary files."""
     return tuple(dict.fromkeys(path for line in _headers(patch) for path in _of_header(line.rstrip("\r"))))
 
 
 def _headers(patch: str) -> Iterator[str]:
-    """The lines that belong to no hunk: what changes may look like a header."""
+    """The lines outside of hunks."""
+    # A removed line `-- a/x` stands in a hunk as `--- a/x`, which looks like a header. So the line counts of each
+    # hunk's header decide where it ends.
     old = new = 0
     for line in patch.split("\n"):
         if old > 0 or new > 0:
@@ -75,7 +79,9 @@ def _of_header(line: str) -> Iterator[str]:
 
 
 def _of_git_line(rest: str) -> Iterator[str]:
-    """`a/x b/x`: the only place that names a file whose bytes are binary, or whose mode alone changes."""
+    """The path in `a/x b/x`: the only line that names a binary file, or one of which only the mode changes."""
+    # Unquoted names may hold spaces, so there is no separator to split at. The two halves are equal unless the
+    # file was renamed, and renames have lines of their own.
     quoted = _QUOTED.findall(rest)
     if len(quoted) == 2:
         yield from (_unquoted(f'"{each}"')[2:] for each in quoted)
@@ -94,6 +100,7 @@ def _unquoted(name: str) -> str:
         code = escape[1]
         return chr(int(code, 8)) if len(code) == 3 else _LETTERS.get(code, code)
 
+    # Git escapes single bytes in octal, so each character is a byte here; together they are UTF-8.
     text = _ESCAPE.sub(character, match[1])
     try:
         return text.encode("latin-1").decode()

@@ -1,7 +1,6 @@
-"""Puts exported files into a sandbox: regular files through `upload`, then links and empty folders by one
-`tar`.
+"""Copies exported files into a sandbox: regular files with `upload`, then links and empty folders with `tar`.
 
-`tar` runs in the fresh sandbox, on names that this machine read; nothing of the agent's has run there yet.
+`tar` runs in the fresh sandbox, on names that this machine read, before any code of the agent's runs there.
 """
 
 import io
@@ -23,7 +22,7 @@ from harnessgym.sandbox import Sandbox
 from harnessgym.sandboxes.containers import SET_ASIDE
 
 LeftBehind = Callable[[str], None]
-"""Called with a sentence for each thing that could not be removed once it was graded."""
+"""Called with a sentence for everything that could not be removed after grading."""
 warn_left_behind: LeftBehind = logging.getLogger("harnessgym.grading").warning
 _TIMEOUT_S = 600.0
 _LINKS = 10_000
@@ -40,9 +39,8 @@ chown -hR "$owner" "$workspace"
 
 
 async def lay(folder: Path, sandbox: Sandbox) -> None:
-    """Copies everything in `folder` into the sandbox's workspace. Raises SandboxError when that does not
-    work.
-    """
+    """Copies everything in `folder` into the sandbox's workspace. Raises SandboxError if that fails."""
+    # Links come last: an upload after them could write through one and land outside of the workspace.
     rest = await anyio.to_thread.run_sync(lambda: list(_not_uploaded(folder)))
     made = partial(tempfile.TemporaryDirectory, dir=folder.parent, prefix="laying-")
     temporary = await anyio.to_thread.run_sync(made)
@@ -65,7 +63,7 @@ async def lay(folder: Path, sandbox: Sandbox) -> None:
 def holding(
     folder: Path, fresh: Opener, left_out: Sequence[str] = (), left_behind: LeftBehind = warn_left_behind
 ) -> Opener:
-    """Opens what `fresh` opens with everything in `folder` in it, and before that the links that an export left out."""
+    """Opens what `fresh` opens, with the links that an export left out, and then all files in `folder`."""
 
     @asynccontextmanager
     async def place() -> AsyncIterator[Sandbox]:
@@ -86,10 +84,9 @@ def holding(
 
 
 async def lay_links(left_out: Sequence[str], sandbox: Sandbox) -> None:
-    """Links of the image's own home that no export can hold, because they lead out of it: they are copied
-    from the image.
+    """Copies links of the image's own home from the image. They lead out of it, so no export holds them.
 
-    `left_out` is what an export left out. Raises SandboxError when that does not work.
+    `left_out` is what an export left out. Raises SandboxError if that fails.
     """
     named = "".join(f"{path}\n" for path in left_out[:_LINKS]).encode(errors="surrogateescape")
     done = await sandbox.exec(
@@ -102,13 +99,13 @@ async def lay_links(left_out: Sequence[str], sandbox: Sandbox) -> None:
 
 
 def _uploaded(folder: Path, rest: Sequence[Path], copy: Path) -> list[Path]:
-    """What `upload` takes: the entries of the folder, or of a copy of it if there are links in it."""
+    """The entries to upload: those of the folder, or of a copy without links if it has any."""
     linked = any(entry.is_symlink() for entry in rest)
     return sorted((_without_links(folder, copy) if linked else folder).iterdir())
 
 
 def _not_uploaded(folder: Path) -> Iterator[Path]:
-    """Links, and folders that hold no file or folder."""
+    """Links, and folders that contain no file or folder."""
     for entry in sorted(folder.iterdir()):
         if entry.is_symlink():
             yield entry
@@ -119,7 +116,7 @@ def _not_uploaded(folder: Path) -> Iterator[Path]:
 
 
 def _archive(folder: Path, entries: Sequence[Path]) -> bytes:
-    """GNU's form, which holds names as the bytes they are."""
+    """A tar in GNU format, which keeps names as raw bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as archive:
         for entry in entries:
@@ -134,7 +131,7 @@ def _archive(folder: Path, entries: Sequence[Path]) -> bytes:
 
 
 def _without_links(folder: Path, copy: Path) -> Path:
-    """The same tree in hard links, without its symbolic ones."""
+    """The same tree as hard links, without symbolic links."""
 
     def links(where: str, entries: list[str]) -> list[str]:
         return [name for name in entries if os.path.islink(os.path.join(where, name))]

@@ -1,9 +1,8 @@
-"""Verifiers: graders that run things, each in a fresh sandbox that holds what the agent left and nothing
-else.
+"""Verifiers: graders that run commands, each in a fresh sandbox that holds only what the agent left.
 
-A verdict has three values. A `Grade` is valid, or says how it was tampered with; an error (SandboxError,
-TaskError) means that there is no verdict, because the machine or the task failed. What the agent's code does
-to itself (it hangs, crashes, uses up its memory) is a failed test and therefore a valid grade.
+A verdict has three values. A `Grade` is valid, or says how it was tampered with. An error (SandboxError,
+TaskError) means that there is no verdict, because the machine or the task failed. If the agent's code hangs,
+crashes or uses up its memory, that is a failed test and therefore a valid grade.
 """
 
 from collections.abc import Callable
@@ -23,10 +22,10 @@ class Verifier(Protocol):
     """Judges what an agent left."""
 
     async def verify(self, task: Task, workspace: Path, place: Opener) -> Grade:
-        """`workspace` holds what was exported: regular files, folders, and links that stay inside it.
+        """Grades `workspace`, the export: regular files, folders, and links that stay inside it.
 
-        `place` opens a sandbox with the same files in its workspace, from the task's image, where nothing can
-        be reached; in shared mode, it is the agent's. Raises SandboxError when a sandbox failed, TaskError
-        when the task is at fault.
+        `place` opens a sandbox of the task's image with the same files in its workspace and without network.
+        In shared mode it is the agent's sandbox. Raises SandboxError when a sandbox failed, TaskError when the
+        task is at fault.
         """
         ...

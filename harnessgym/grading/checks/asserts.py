@@ -1,12 +1,14 @@
 """Runs a test that is a function of asserts, `check(candidate)`, with the code under test in another sandbox.
 
-First the test is run with the task's own reference, to learn which calls it makes. A fresh sandbox then makes
-these calls of the agent's module; and in one where nothing of the agent's runs, the test runs again, its
-candidate giving those answers. So every assert is really evaluated, by an interpreter that the agent never
-touched, on values that are plain data; and neither test nor reference is ever where the agent's code runs.
-There is nothing to forge.
+1. The test runs with the task's own reference, to record which calls it makes.
+2. A fresh sandbox makes these calls to the agent's module.
+3. The test runs again in a sandbox without the agent's code; its candidate returns the recorded answers.
 
-The test must make the same calls of every right solution. What a solution does to its arguments is not seen.
+So an interpreter that the agent never touched evaluates every assert, on plain data. The test and the
+reference are never in the sandbox where the agent's code runs. There is nothing to forge.
+
+The test must make the same calls to every correct solution. Changes that a solution makes to its arguments
+are not seen.
 """
 
 import json
@@ -23,29 +25,29 @@ from harnessgym.sandbox import ExecResult
 
 
 class Asserts(Check):
-    """A module and its function, a test of it, and a reference that passes the test."""
+    """A module and its function, a test for it, and a reference that passes the test."""
 
     kind: Literal["asserts"]
     module: str = Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
-    """What is imported from the workspace."""
+    """Module to import from the workspace."""
     function: str = Field(pattern=r"^[A-Za-z_]\w*$")
-    """Of the module, and of the reference."""
+    """Function of the module, and of the reference."""
     test: str = "test.py"
-    """In the task's `tests/` folder. It is run after the reference, and may use its names."""
+    """File in the task's `tests/` folder. It runs after the reference and may use its names."""
     reference: str = "reference.py"
-    """In the task's `tests/` folder."""
+    """File in the task's `tests/` folder."""
     entry: str = Field("check", pattern=r"^[A-Za-z_]\w*$")
     """Function of the test that is called with the function under test."""
 
     def problems(self, files: Collection[str]) -> Sequence[str]:
-        """Files that are not there."""
+        """Files that are missing."""
         named = {"test": self.test, "reference": self.reference}
         return [
             f"{key}: {path!r} is not in tests/. Add it." for key, path in named.items() if path not in files
         ]
 
     async def run(self, bench: CheckContext) -> CheckOutcome:
-        """All asserts must hold, on the values that the module gave."""
+        """Passes if all asserts hold on the values that the module returned."""
         calls = await self._calls(bench)
         job = {"role": "answer", "module": self.module, "function": self.function, "calls": calls}
         said, result = await self._do(bench, job)
@@ -62,7 +64,7 @@ class Asserts(Check):
         return await self._decide(bench, calls, answers)
 
     async def _calls(self, bench: CheckContext) -> list[Any]:
-        """The calls that the test makes. Raises TaskError when the reference does not pass it."""
+        """The calls that the test makes. Raises TaskError if the reference does not pass it."""
         said, result = await self._do(bench, self._asking(bench, [], None))
         told: Mapping[str, Any] = next((line for line in said if "passed" in line or "broken" in line), {})
         if not told.get("passed") or not told["calls"]:
@@ -80,6 +82,7 @@ class Asserts(Check):
             return CheckOutcome(
                 False, f"the test did not come to its end with these answers: {result.describe()}"
             )
+        # A wrong answer can end the test before its last call. It passes only if every call was asked for.
         made = len(told["calls"])
         passed = bool(told["passed"]) and made == len(calls)
         return CheckOutcome(
@@ -102,7 +105,7 @@ class Asserts(Check):
     async def _do(
         self, bench: CheckContext, job: Mapping[str, Any]
     ) -> tuple[list[dict[str, Any]], ExecResult]:
-        """What the program said to a job, in a sandbox of its own."""
+        """Runs a job in a sandbox of its own. Returns the program's lines and the result."""
         async with bench.place() as sandbox:
             command = ["python3", "-I", "-B", "-c", _program()]
             result = await sandbox.exec(command, stdin=json.dumps(job).encode(), timeout_s=self.timeout_s)
@@ -117,7 +120,9 @@ class Asserts(Check):
 
 
 def _by_case(said: Sequence[Mapping[str, Any]], count: int) -> list[Any]:
-    """The first answer to each call, None for none."""
+    """The first answer to each call; None where there is none."""
+    # The agent's code may print to the same stream. Lines with a number out of range, or a second answer to one
+    # call, are dropped.
     answers: list[Any] = [None] * count
     for line in said:
         number = line.get("case")
@@ -132,7 +137,7 @@ def _by_case(said: Sequence[Mapping[str, Any]], count: int) -> list[Any]:
 
 
 def _shallow(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The answer, if it can be written down again."""
+    """The answer, or None if it is nested too deep to be encoded again."""
     try:
         json.dumps(answer)
     except RecursionError:

@@ -1,7 +1,7 @@
 """Calls functions of a module in a sandbox with JSON arguments and compares the JSON results on this machine.
 
-The results expected never enter the sandbox, so there is nothing to read and nothing to forge: an object that
-equals everything, a patched `assert` or an early exit only make a wrong answer.
+The expected results never enter the sandbox, so there is nothing to read and nothing to forge. An object that
+equals everything, a patched `assert` or an early exit is just a wrong answer.
 """
 
 import json
@@ -21,18 +21,19 @@ class CallCase(Config):
     """One call."""
 
     function: str = ""
-    """The check's, if empty."""
+    """Function to call. If empty, the check's."""
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = Field(default_factory=dict)
     result: Any = None
-    """What it must return, as JSON: a tuple is a list. TOML has no null: leave it out to expect None."""
+    """The return value to expect, as JSON: a tuple is a list. TOML has no null: leave it out to expect None."""
     raises: str = ""
-    """Name of the exception, or of a base of it, that it must raise instead."""
+    """Name of the exception to expect instead, or of a base class of it."""
 
 
 class CallCheck(Check):
-    """A module, and calls of its functions, all in one process and in order. A crash fails those that
-    follow.
+    """A module and calls of its functions, in order and all in one process.
+
+    A crash fails the calls after it.
     """
 
     kind: Literal["call"]
@@ -56,7 +57,7 @@ class CallCheck(Check):
         return self
 
     async def run(self, bench: CheckContext) -> CheckOutcome:
-        """Every call must give its own answer."""
+        """Passes if every call gives the expected answer."""
         cases = [
             {"function": case.function or self.function, "args": case.args, "kwargs": dict(case.kwargs)}
             for case in self.cases
@@ -81,6 +82,8 @@ class CallCheck(Check):
         return self._compare(answers, "" if result.ok else result.describe())
 
     def _compare(self, answers: Sequence[Mapping[str, Any]], end: str) -> CheckOutcome:
+        # The first answer counts. The agent's code may print lines of its own, but the calls are made in order, so
+        # a line for a later case can only replace the agent's own answer.
         by_case: dict[object, Mapping[str, Any]] = {}
         for answer in answers:
             number = answer.get("case")
@@ -106,6 +109,7 @@ def _problem(case: CallCase, answer: Mapping[str, Any] | None, tolerance: float)
         return f"it raised {name}: {str(answer.get('message', ''))[:200]}"
     if case.raises:
         return f"it raised no {case.raises}"
+    # The round trip makes lists of tuples, as the answer's way through JSON did.
     expected = json.loads(json.dumps(case.result))
     return "" if same(answer["result"], expected, tolerance) else f"it gave {_shown(answer['result'])}"
 

@@ -1,11 +1,10 @@
-"""Runs a script of the task in a fresh sandbox; its exit code, or one JSON line that it prints, is the
-result.
+"""Runs a script of the task in a fresh sandbox. The result is its exit code, or one JSON line that it prints.
 
-Where the sandbox offers root, the script and the task's other test files are root's, and so are the script's
-descriptors: code of the agent that the script runs must be run as another user (`setpriv`, `su`), and then
-can neither read nor write them. Elsewhere the script and that code are one user, who can do to the script
-what it likes; tasks for which that matters say `needs = ["root"]`. What a malformed result means follows from
-that: the task's fault as root, else tampering.
+Where the sandbox offers root, root owns the script, the task's other test files and the script's descriptors.
+The script must then run the agent's code as another user (`setpriv`, `su`), who can neither read nor write
+them. Elsewhere the script and the agent's code run as one user, and that code can interfere with the script.
+Tasks for which that matters say `needs = ["root"]`. So a malformed result is the task's fault as root, and
+tampering elsewhere.
 """
 
 import io
@@ -28,8 +27,7 @@ tar -xof - -C "$T"
 echo "harnessgym: the script starts" >&2
 exec sh "$T/$1" </dev/null
 """
-"""Unpacks the test files from stdin and becomes the script. Its fd 1 is the result; the folder is in
-`$TESTS`."""
+"""Unpacks the test files from stdin into `$TESTS` and becomes the script, whose fd 1 is the result."""
 _STARTED = b"harnessgym: the script starts\n"
 
 
@@ -39,12 +37,11 @@ class CommandCheck(Check):
     kind: Literal["command"]
     script: str = "run.sh"
     result: Literal["exit", "json"] = "exit"
-    """exit: exit code 0 passes. json: the only line on stdout is `{"reward": x}` with 0 <= x <= 1; 1
-    passes."""
+    """exit: exit code 0 passes. json: the only line on stdout is `{"reward": x}`, 0 <= x <= 1; 1 passes."""
     timeout_s: float = Field(120.0, gt=0, le=3_600)
 
     def problems(self, files: Collection[str]) -> Sequence[str]:
-        """A script that is not there."""
+        """A script that is missing."""
         return (
             ()
             if self.script in files
@@ -52,7 +49,7 @@ class CommandCheck(Check):
         )
 
     async def run(self, bench: CheckContext) -> CheckOutcome:
-        """The script decides."""
+        """Passes if the script says so."""
         async with bench.place() as sandbox:
             root = Capability.ROOT in sandbox.capabilities
             result = await sandbox.exec(
@@ -61,6 +58,7 @@ class CommandCheck(Check):
                 stdin=_archive(bench.files),
                 timeout_s=self.timeout_s,
             )
+        # Without this line the image lacks a tool, which is the task's fault. A truncated stderr may have lost it.
         if _STARTED not in result.stderr and not result.stderr_truncated:
             raise TaskError(
                 f"{bench.where}: the script was not started: {result.describe()}. The image needs sh, mktemp "
@@ -95,6 +93,7 @@ def _reward(result: ExecResult) -> float | str:
     reward = parsed[0]["reward"]
     if not is_number(reward) or not 0 <= reward <= 1:
         return f"gave the reward {str(reward)[:50]}, which is no number from 0 to 1"
+    # A failing script with a reward contradicts itself, and a crash after the line must not count as a success.
     if reward > 0 and not result.ok:
         return f"gave the reward {reward} and exit code {result.exit_code}"
     return float(reward)

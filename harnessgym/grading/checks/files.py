@@ -1,4 +1,4 @@
-"""Looks at exported files on this machine. Nothing is run."""
+"""Checks exported files on this machine. Runs nothing."""
 
 import re
 from collections.abc import Mapping
@@ -14,28 +14,28 @@ from harnessgym.grading.matching import Match, parse_json
 
 
 class FileRule(Config):
-    """What must be true of one path; every condition that is given must hold."""
+    """Conditions on one path. All that are set must hold."""
 
     path: str = Field(min_length=1)
     absent: bool = False
-    """Nothing may be there."""
+    """The path must not exist."""
     folder: bool = False
-    """A folder must be there."""
+    """The path must be a folder."""
     content: str | None = None
-    """The whole text."""
+    """The whole text to expect."""
     match: Match = "stripped"
     """How `content` is compared."""
     tolerance: float = Field(1e-6, ge=0)
     pattern: str = ""
-    """A regular expression that must be found in it; `^` and `$` are of lines."""
+    """A regular expression that must match somewhere. `^` and `$` match at lines."""
     forbidden: str = ""
-    """A regular expression that must not."""
+    """A regular expression that must match nowhere."""
     parsed: Literal["", "json", "toml"] = ""
-    """What it must be, as a whole."""
+    """The format that the whole file must have."""
     values: Mapping[str, Any] = Field(default_factory=dict)
-    """Of a parsed file: dotted path (list positions are numbers) to value."""
+    """Values of a parsed file: dotted path (list positions are numbers) to value."""
     executable: bool | None = None
-    """Whether its owner may execute it."""
+    """Whether the owner may execute the file."""
 
     @field_validator("path")
     @classmethod
@@ -71,7 +71,7 @@ class Files(Check):
     rules: tuple[FileRule, ...] = Field(min_length=1)
 
     async def run(self, bench: CheckContext) -> CheckOutcome:
-        """Every rule must hold."""
+        """Passes if every rule holds."""
         problems = [
             f"{rule.path}: {problem}" for rule in self.rules if (problem := broken(rule, bench.workspace))
         ]

@@ -1,5 +1,6 @@
-"""Runs a command of the workspace per case and compares what it prints, on this machine. There is nothing
-to forge.
+"""Runs a command of the workspace for each case and compares its output on this machine.
+
+The expected output never enters the sandbox, so there is nothing to forge.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,23 +22,22 @@ class IoCase(Config):
     """Further arguments."""
     stdin: str = ""
     files: Mapping[str, str] = Field(default_factory=dict)
-    """Relative path to text, laid into the workspace before the run. They stay for the cases after it."""
+    """Files to write into the workspace before the run, relative path to text. Later cases see them too."""
     stdout: str | None = None
-    """What it must print; None is anything."""
+    """The output to expect; None accepts any."""
     exit_code: int | None = 0
-    """How it must end; None is by itself, in any way."""
+    """The exit code to expect. None accepts any, as long as the command ends by itself."""
 
 
 class Io(Check):
-    """A command, its cases, and how output is compared. All cases run in one sandbox, in order.
+    """A command, its cases, and how to compare output. All cases run in one sandbox, in order.
 
-    Once a case has not ended in its time, those behind it count as failed and are not run.
+    After a case that times out, the remaining ones are not run and count as failed.
     """
 
     kind: Literal["io"]
     probe: tuple[str, ...] = ()
-    """A command that succeeds where the image or machine has what is needed; it runs before anything of
-    the workspace."""
+    """A command that succeeds if the image or machine has what is needed. It runs before the agent's code."""
     compile: tuple[str, ...] = ()
     """A command that must succeed before the cases."""
     compile_timeout_s: float = Field(60.0, gt=0, le=3_600)
@@ -46,7 +46,7 @@ class Io(Check):
     match: Match = "stripped"
     tolerance: float = Field(1e-6, ge=0)
     partial: bool = False
-    """Whether the cases that pass count as a part of a weighted reward; else it is all of them or nothing."""
+    """Whether the cases that pass count as a part of a weighted reward; else all must pass."""
 
     @model_validator(mode="after")
     def _sensible(self) -> Self:
@@ -58,7 +58,7 @@ class Io(Check):
         return self
 
     async def run(self, bench: CheckContext) -> CheckOutcome:
-        """Every case must pass."""
+        """Passes if every case passes."""
         wrong: list[str] = []
         async with bench.place() as sandbox:
             await self._probe(sandbox, bench.where)
@@ -68,6 +68,7 @@ class Io(Check):
                 problem, hung = await self._try(sandbox, case)
                 if problem:
                     wrong.append(f"case {number}: {problem}")
+                # Each further case would hang too, and cost its whole timeout.
                 if hung:
                     wrong += [f"case {skipped}: not run" for skipped in range(number + 1, len(self.cases))]
                     break
@@ -89,7 +90,7 @@ class Io(Check):
         return "" if result.ok else f"it does not compile: {result.describe()}"
 
     async def _try(self, sandbox: Sandbox, case: IoCase) -> tuple[str, bool]:
-        """What is wrong, and whether it did not end in its time."""
+        """Runs one case. Returns what is wrong, and whether it timed out."""
         for path, text in case.files.items():
             await sandbox.write(path, text.encode())
         command: Sequence[str] = (*self.command, *case.args)

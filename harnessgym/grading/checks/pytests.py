@@ -1,16 +1,19 @@
-"""Runs the task's own pytest files against the agent's code, in one process, and cross-checks what comes
-back.
+"""Runs the task's own pytest files against the agent's code, in one process, and cross-checks the results.
 
-The agent's code runs in the process that judges it. What is done about that: nothing of the workspace
-configures pytest; results are lines with a nonce on a descriptor of their own; tests with random names that
-must fail, and must pass, stand before and after the real ones; ids collected, phases reported, pytest's exit
-code and the process's must agree, and a skipped or expected failure is no pass. That finds whoever makes
-pytest pass everything, leaves early, skips, or prints.
+The agent's code runs in the process that judges it. These are the defences:
 
-What it cannot find: code that reads this very process (the nonce is in its memory, the tests are files of its
-own user) and forges the results of exactly the real tests, and objects whose `==` is always true. The kinds
-`io` and `call` have neither problem, because what they compare with is never in the sandbox; use them where
-the answer is data.
+- Nothing in the workspace configures pytest.
+- Results are lines with a nonce on a descriptor of their own.
+- Tests with random names that must fail, and that must pass, run before and after the real ones.
+- Collected ids, reported phases, pytest's exit code and the process's exit code must agree.
+- A skipped test or an expected failure is no pass.
+
+That finds code that makes pytest pass everything, leaves early, skips, or prints.
+
+It does not find code that reads this very process (the nonce is in its memory, the tests are files of its own
+user) and forges the results of exactly the real tests, nor objects whose `==` is always true. The kinds `io`
+and `call` have neither problem, because the expected values are never in the sandbox. Use them where the
+answer is data.
 """
 
 import json
@@ -28,24 +31,23 @@ from harnessgym.grading.pytest_report import Canaries, PytestReport, count
 
 
 class PytestCheck(Check):
-    """pytest files of the task, and the ids of every test in them."""
+    """pytest files of the task, and the ids of all tests in them."""
 
     kind: Literal["pytest"]
     files: tuple[str, ...] = Field(min_length=1)
-    """Of the task's `tests/` folder."""
+    """Files in the task's `tests/` folder."""
     expect: tuple[str, ...] = Field(min_length=1)
-    """Ids of all tests they hold, as pytest writes them: `test_x.py::test_a[1]`. Every one must pass."""
+    """Ids of all tests in them, as pytest writes them: `test_x.py::test_a[1]`. Every one must pass."""
     without: tuple[str, ...] = ()
-    """Ids of tests that they hold besides, which are not run: what is skipped, needs the clock, or fails
-    with any solution."""
+    """Ids of further tests in them that are not run: they skip, need the clock, or fail with any solution."""
     sources: tuple[str, ...] = ()
-    """Folders of the workspace, such as `src`, that the tests import from before anything installed. If
-    empty, the workspace itself, after everything installed."""
+    """Folders of the workspace, such as `src`, from which the tests import before installed packages. If empty,
+    they import from the workspace itself, after installed packages."""
     timeout_s: float = Field(120.0, gt=0, le=3_600)
     """Seconds for the whole run."""
 
     def problems(self, files: Collection[str]) -> Sequence[str]:
-        """Files that are not there, ids that are twice there, or whose file is not named."""
+        """Missing files, duplicate ids, and ids whose file is not in `files`."""
         found = [
             f"files: {path!r} is not in tests/. Add it, or correct the name."
             for path in self.files
@@ -64,8 +66,10 @@ class PytestCheck(Check):
         return [*found, *(f"without: {test!r} is in `expect` too. Remove it from one." for test in both)]
 
     async def run(self, bench: CheckContext) -> CheckOutcome:
-        """Every expected test must pass, and the report must be possible."""
+        """Passes if every expected test passes and an honest run could have written the report."""
         nonce = secrets.token_hex(16)
+        # Canaries stand at both ends: code that starts to forge reports while the real tests run misses the first
+        # ones, and code that stops pytest early misses the last ones.
         canaries = (Canaries.draw(), Canaries.draw())
         job = {
             "nonce": nonce,
@@ -78,6 +82,8 @@ class PytestCheck(Check):
             command = ["python3", "-I", "-B", "-c", _program()]
             result = await sandbox.exec(command, stdin=json.dumps(job).encode(), timeout_s=self.timeout_s)
         report = PytestReport.parse(result.stdout, nonce)
+        # The order decides who is to blame. Too much output is the agent's doing even if the run did not begin;
+        # a run that never began is the image's fault; everything after that is a valid failure.
         if result.stdout_truncated:
             return CheckOutcome(
                 False,
