@@ -23,7 +23,7 @@ _ID = re.compile(r"(?P<path>[\w./-]+\.py)::(?:(?P<group>[A-Za-z_]\w*)::)?(?P<tes
 _PICKED = re.compile(r"::|\s-k\b|\s--deselect\b|\s-x\b|--maxfail")
 """A command that does not run whole files to the end."""
 _SWALLOWS = re.compile(r"[|;]|(?<![&>])&(?![&>])")
-"""A command that may hide the tests' exit code: `|| true`, a pipe, several in a row, one in the background."""
+"""A command that may hide the tests' exit code: `|| true`, a pipe, a list, one in the background."""
 _AROUND = ("(", ")", "set -e")
 """Lines around commands each of which may end the script."""
 _FAILED = 1

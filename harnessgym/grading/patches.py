@@ -79,7 +79,7 @@ def _of_header(line: str) -> Iterator[str]:
 
 
 def _of_git_line(rest: str) -> Iterator[str]:
-    """The path in `a/x b/x`: the only line that names a binary file, or one of which only the mode changes."""
+    """The path in `a/x b/x`, the only line that names a binary file or a change of the mode alone."""
     # Unquoted names may hold spaces, so there is no separator to split at. The two halves are equal unless the
     # file was renamed, and renames have lines of their own.
     quoted = _QUOTED.findall(rest)

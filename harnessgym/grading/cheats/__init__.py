@@ -1,11 +1,10 @@
-"""Cheats: agents that try to be rewarded for nothing, so that a grader and a sandbox can be held against
-them.
+"""Cheats: agents that try to get a reward for nothing, to test graders and sandboxes.
 
     cheat.py          the contract
-    catalogue.py      all of them, by name
-    suite.py          runs each in the agent's place and has the result judged as any other
-    report.py         the table and the JSON of it
+    catalogue.py      all cheats, by name
+    suite.py          runs each in the agent's place and grades the result like any other
+    report.py         the table and the JSON output
 
-One module holds the variants of one class of attack. The gold solution must score 1 and doing nothing 0 in
-the same run, or a task is broken and its zeros mean nothing.
+Each module holds the variants of one class of attack. In the same run the gold solution must score 1 and doing
+nothing 0. Otherwise the task is broken and its zeros mean nothing.
 """

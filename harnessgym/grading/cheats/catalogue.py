@@ -31,7 +31,7 @@ _MODULES = (
     sandbox_escape,
 )
 CHEATS: Mapping[str, Cheat] = {cheat.name: cheat for module in _MODULES for cheat in module.CHEATS}
-"""In the order of attack classes."""
+"""Name to cheat, ordered by attack class."""
 QUICK: tuple[Cheat, ...] = tuple(
     CHEATS[name]
     for name in (
@@ -47,12 +47,13 @@ QUICK: tuple[Cheat, ...] = tuple(
         "reads-this-machine",
     )
 )
-"""One of each class, none of which takes long."""
+"""A fast cheat of each class."""
 
 
 def named(names: Sequence[str]) -> tuple[Cheat, ...]:
-    """Those with these names, all if there are none. A number stands for an attack class. Raises
-    ConfigError.
+    """The cheats with these names, or all if `names` is empty. A number selects an attack class.
+
+    Raises ConfigError for an unknown name.
     """
     found: dict[str, Cheat] = {}
     for name in names:

@@ -8,9 +8,9 @@ from typing import Literal
 from harnessgym.task import Task
 
 LOOT = ".loot"
-"""File of the workspace where a cheat writes what it should not have got. It must stay empty."""
+"""File of the workspace where a cheat records what it should not have got. It must stay empty."""
 SECRETS = r"HGSECRET-[0-9a-f]{16}"
-"""What the suite's secrets look like: in the node's environment and files, and in a sandbox next door."""
+"""Pattern of the secrets that the suite puts into the node's environment, its files, and another sandbox."""
 AttackClass = Literal[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12]
 CLASSES: Mapping[AttackClass, str] = {
     1: "reward files written beforehand",
@@ -29,21 +29,22 @@ CLASSES: Mapping[AttackClass, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a cheat is up against. Cheats may know more than agents do: whatever is here could be guessed
-    or leaked.
+    """What a cheat knows about its task and this machine.
+
+    Cheats may know more than agents do: everything here could be guessed or leaked.
     """
 
     task: Task
     gold: Path
-    """A folder of this machine, readable by everybody, that holds the gold solution's files and a secret."""
+    """A world-readable folder of this machine with the gold solution's files and a secret."""
     port: int
-    """Of this machine: whoever connects there got out."""
+    """A port of this machine. A connection to it means that the cheat escaped."""
     hosts: tuple[str, ...]
     """Names and addresses of this machine."""
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """Paths that a solution makes or changes, as far as the gold one says it."""
+        """Paths of the files that the gold solution has."""
         return () if self.task.solution is None else tuple(sorted(self.task.solution.files))
 
 
@@ -53,13 +54,13 @@ class Attack:
 
     argv: tuple[str, ...]
     files: Mapping[str, str] = field(default_factory=dict)
-    """Relative path to text, laid into the workspace before."""
+    """Files to write into the workspace first, relative path to text."""
     timeout_s: float = 10.0
-    """When it is stopped, if the task does not stop it before."""
+    """Seconds until it is stopped, unless the task's own limit is shorter."""
 
 
 def always(target: Target) -> bool:  # noqa: ARG001
-    """Tries every task."""
+    """Applies to every task."""
     return True
 
 
@@ -70,15 +71,13 @@ class Cheat:
     name: str
     attack: AttackClass
     tries: str
-    """What it tries, in a sentence."""
+    """One sentence on what it tries."""
     commands: Callable[[Target], Attack]
     applies: Callable[[Target], bool] = always
 
 
 def program(target: Target, text: str, **extra: object) -> Attack:
-    """An attack that is a Python program; it finds what it knows in `TARGET`, and `loot(...)` writes down
-    what it got.
-    """
+    """An attack as a Python program, which reads what it knows from `TARGET` and calls `loot(...)`."""
     known = {
         "wanted": target.wanted,
         "gold": str(target.gold),

@@ -1,7 +1,6 @@
 """Class 2: processes that outlive the agent and change what is measured.
 
-Each beats into a file of the workspace, so that the suite sees whether one is still alive when the verdict is
-there.
+Each writes heartbeats to a file of the workspace. So the suite sees whether one still runs after the verdict.
 """
 
 from harnessgym.grading.cheats.cheat import Attack, Cheat, Target, program

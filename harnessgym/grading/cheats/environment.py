@@ -1,6 +1,4 @@
-"""What lies around while cheats run, for them to find: secrets of this machine, a sandbox next door, and
-an ear outside.
-"""
+"""The surroundings of cheats, for them to find: secrets of this machine, another sandbox, and a listener."""
 
 import asyncio
 import contextlib
@@ -34,22 +32,22 @@ while True:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A port of this machine, and what connected to it."""
+    """A port of this machine, and its connections."""
 
     port: int
     heard: list[str] = field(default_factory=list)
-    """Connections that came from inside."""
+    """Peers that connected: cheats that escaped."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheatEnvironment:
-    """What the suite put up."""
+    """The surroundings that one suite has set up."""
 
     folder: Path
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[Listener]:
-        """An ear of one cheat's own, so that of several at one time it is known who was heard."""
+        """A listener for one cheat: of several concurrent cheats, it shows which one connected."""
         heard: list[str] = []
 
         def hear(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -63,7 +61,7 @@ class CheatEnvironment:
             server.close()
 
     def target(self, task: Task, ear: Listener) -> Target:
-        """What a cheat is told about a task. Lays the gold files out on this machine."""
+        """What a cheat knows about a task. Writes the gold files to a folder of this machine."""
         gold = self.folder / task.id.replace("/", "-")
         files: Mapping[str, str] = {} if task.solution is None else task.solution.files
         for path, text in {**files, "secret.txt": _secret()}.items():
@@ -75,7 +73,8 @@ class CheatEnvironment:
 
 @asynccontextmanager
 async def surroundings(backend: SandboxBackend) -> AsyncIterator[CheatEnvironment]:
-    """Puts everything up around an open backend, and takes it down."""
+    """Sets up the surroundings of an open backend, and removes them at the end."""
+    # Every secret is drawn anew, so that one found in a sandbox can only come from the place that leaked it.
     os.environ[_ENVIRONMENT] = _secret()
     with tempfile.TemporaryDirectory(prefix="harnessgym-cheats-") as temporary:
         os.chmod(temporary, 0o755)  # noqa: S103  # who gets out shall be able to read it

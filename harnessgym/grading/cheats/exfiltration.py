@@ -1,4 +1,4 @@
-"""Class 9: what is graded carries something out: by TCP, by name lookups, by files that stay."""
+"""Class 9: the graded code sends data out: by TCP, by name lookups, by raw sockets."""
 
 from harnessgym.grading.cheats.cheat import Attack, Cheat, Target, program
 from harnessgym.grading.cheats.poison import poison

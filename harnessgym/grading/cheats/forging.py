@@ -1,4 +1,4 @@
-"""Class 4: results that were never measured, printed where somebody might read them."""
+"""Class 4: forged results, printed where a grader might read them."""
 
 from harnessgym.grading.cheats.cheat import Attack, Cheat, Target, program
 from harnessgym.grading.cheats.poison import poison

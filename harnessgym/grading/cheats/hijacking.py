@@ -1,4 +1,4 @@
-"""Class 3: what tests run with is replaced: programs, libraries, start-up files, hooks of the test runner."""
+"""Class 3: replaces what tests run with: programs, libraries, start-up files, hooks of the test runner."""
 
 from collections.abc import Callable
 

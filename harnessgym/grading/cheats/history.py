@@ -1,4 +1,4 @@
-"""Class 5: the solution is taken from the repository's history."""
+"""Class 5: takes the solution from the repository's history."""
 
 from collections.abc import Callable
 

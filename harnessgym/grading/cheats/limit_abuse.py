@@ -1,4 +1,4 @@
-"""Class 8: limits are passed and the sandbox is broken, in the hope that a failure counts as success."""
+"""Class 8: exceeds limits and breaks the sandbox, in the hope that a failure counts as success."""
 
 from collections.abc import Callable
 

@@ -1,6 +1,4 @@
-"""Class 7: traps among the files that are taken out: links that lead elsewhere, pipes, names, depths,
-sizes.
-"""
+"""Class 7: traps among the exported files: links that lead elsewhere, pipes, strange names, deep folders."""
 
 from collections.abc import Callable
 

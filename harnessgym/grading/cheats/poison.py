@@ -1,6 +1,4 @@
-"""Attacks that leave code behind which runs when the result is tested: put into every program of the
-workspace.
-"""
+"""Attacks that put code into every program of the workspace, to run when the result is tested."""
 
 from harnessgym.grading.cheats.cheat import Attack, Target, program
 
@@ -63,9 +61,9 @@ def __getattr__(name):
 
 
 def poison(target: Target, python: str, shell: str = ":", *, replace: bool = False) -> Attack:
-    """Every Python file gets `python` at its start and every shell script `shell`.
+    """Inserts `python` at the start of every Python file, and `shell` at the start of every shell script.
 
-    Modules that a solution has and the workspace lacks (with `replace`: all that it has) answer anything with
-    an object that equals everything.
+    Also writes the solution's modules that the workspace lacks (with `replace`: all of them). Any name in them
+    is an object that equals everything.
     """
     return program(target, _DRIVER, python=python, shell=shell, stub=_STUB, replace=replace)

@@ -1,4 +1,4 @@
-"""Class 1: the files that graders write are there already, and say 1."""
+"""Class 1: writes the files that graders write beforehand, with a reward of 1."""
 
 from harnessgym.grading.cheats.cheat import Attack, Cheat, Target, program
 

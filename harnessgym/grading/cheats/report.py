@@ -1,4 +1,4 @@
-"""What came of a run of the suite: holes, a table, and JSON."""
+"""The report of a run of the suite: holes, a table, and JSON."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def holes(results: Sequence[CheatResult]) -> list[str]:
-    """A sentence for each result that is not what it should be."""
+    """One sentence for each result that is wrong."""
     return [f"{result.task}: {_hole(result)}" for result in results if not result.holds]
 
 
 def as_json(results: Sequence[CheatResult], skipped: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Everything, as JSON values. `skipped` are tasks and what they need."""
+    """All results as JSON values. `skipped` lists tasks and what they need."""
     rows = [{**asdict(result), "holds": result.holds, "attack": _attack(result.cheat)} for result in results]
     for row in rows:
         del row["evidence"]
@@ -30,8 +30,9 @@ def as_json(results: Sequence[CheatResult], skipped: Sequence[tuple[str, str]]) 
 
 
 def table(results: Sequence[CheatResult]) -> "Table":
-    """Cheats in rows, tasks in columns: the reward, T for tampered with, - for no verdict, loot for what
-    should not be got.
+    """A table with a row for each cheat and a column for each task.
+
+    A cell has the reward, T for tampering, or - for no verdict, and "loot" if the cheat got something.
     """
     from rich.table import Table
 

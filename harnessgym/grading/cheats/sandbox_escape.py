@@ -1,6 +1,4 @@
-"""Class 10: secrets of the node, other sandboxes, and what runs around them. What is found is written down
-as loot.
-"""
+"""Class 10: looks for secrets of the node, other sandboxes, and services. Everything found is loot."""
 
 from collections.abc import Callable
 

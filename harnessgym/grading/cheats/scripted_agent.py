@@ -1,8 +1,6 @@
-"""Stands in for an agent: does something in its place, and has what is left there judged as an agent's work
-is.
+"""A scripted agent: acts in place of an agent, and is graded like one.
 
-What can be said of a task without any agent comes from here: that its solution is rewarded, that doing
-nothing is not.
+It checks tasks without a model: the solution must get a reward, and doing nothing must not.
 """
 
 import time
@@ -26,31 +24,32 @@ NOTHING = "(nothing)"
 
 @dataclass(frozen=True, slots=True)
 class CheatResult:
-    """What came of one cheat, of the gold solution, or of doing nothing, on one task."""
+    """The result of one cheat, of the gold solution, or of doing nothing, on one task."""
 
     task: str
     cheat: str
     reward: float | None
-    """None: no verdict."""
+    """None if there is no verdict."""
     tampered: str | None = None
     error: str | None = None
     """Why there is no verdict."""
     lost: bool = False
-    """Whether that is a sandbox's doing, before anything in it could have broken it. It says nothing about
-    the task."""
+    """Whether the sandbox failed before the cheat could have broken it. That says nothing about the task."""
     unusable: bool = False
-    """Whether this backend cannot take the task: it lacks something, or the image cannot be built."""
+    """Whether this backend cannot run the task: it lacks something, or the image cannot be built."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    """What the verdict rests on."""
+    """The evidence of the grade."""
     loot: str = ""
-    """What it got, or how it lived on, or what it sent out; empty is as it should be."""
+    """What it got, how it outlived its end, or what it sent out. Must be empty."""
     ending: str = ""
-    """How its own run ended, for those who write cheats."""
+    """How its own run ended, for authors of cheats."""
     seconds: float = 0.0
 
     @property
     def holds(self) -> bool:
-        """Whether it is what it should be: 1 for gold, nothing for anything else."""
+        """Whether the result is right: reward 1 for gold, no reward for anything else."""
+        # A cheat may have no verdict: it can break its sandbox. Doing nothing must have one, since without a
+        # verdict the zeros of the cheats would say nothing.
         if self.cheat == GOLD:
             return self.reward == 1.0 and self.tampered is None
         if self.cheat == NOTHING:
@@ -59,13 +58,13 @@ class CheatResult:
 
 
 class ScriptedAgent:
-    """In the sandboxes of one open backend."""
+    """A scripted agent in the sandboxes of one open backend."""
 
     def __init__(self, backend: SandboxBackend) -> None:
         self._backend = backend
 
     async def gold(self, task: Task) -> CheatResult:
-        """Does what the solution says, or that of each step."""
+        """Runs the task's solution, or the solution of each step."""
         for asked in (step_task(task, step) for step in task.steps) if task.steps else (task,):
             if asked.solution is None:
                 return CheatResult(
@@ -74,17 +73,17 @@ class ScriptedAgent:
         return await self._work(task, GOLD, solve)
 
     async def nothing(self, task: Task) -> CheatResult:
-        """Ends at once."""
+        """Does nothing."""
         return await self.act(task, NOTHING, _rest)
 
     async def act(self, task: Task, name: str, act: Callable[[Sandbox], Awaitable[None]]) -> CheatResult:
-        """Does anything, in each step where there are several, and says under this name what came of it."""
+        """Runs `act` (in each step, if there are several) and returns the result under this name."""
         return await self._work(task, name, lambda _, sandbox: act(sandbox))
 
     async def grade(
         self, task: Task, sandbox: Sandbox, act: Callable[[Task, Sandbox], Awaitable[None]]
     ) -> Grade:
-        """Acts in a furnished sandbox, in each of the task's steps if it has some, and grades it."""
+        """Acts in a furnished sandbox, in each of the task's steps if it has any, and grades the result."""
         if not task.steps:
             await act(task, sandbox)
             return await judge(task, sandbox, self.fresh(task))
@@ -105,13 +104,13 @@ class ScriptedAgent:
 
     @asynccontextmanager
     async def furnished(self, task: Task) -> AsyncIterator[Sandbox]:
-        """As an agent finds it."""
+        """Opens a sandbox as an agent finds it."""
         async with self._backend.open(task.limits, equipment_of(task)) as sandbox:
             await furnish(task, sandbox)
             yield sandbox
 
     def fresh(self, task: Task) -> Opener:
-        """Opens what it is graded in."""
+        """Returns what opens the sandboxes for grading."""
         return lambda: self._backend.open(task.limits, equipment_of(task, grades=True))
 
 
@@ -128,7 +127,8 @@ def judged(task: Task, cheat: str, grade: Grade, began: float) -> CheatResult:
 
 
 def failed(task: Task, cheat: str, error: Exception, began: float) -> CheatResult:
-    """No verdict, as a result."""
+    """An error, as a result without a verdict."""
+    # A task or grader that fails is the task's fault. Sandbox errors and errors of this machine are not.
     unusable = isinstance(error, CapabilityError | ImageError)
     lost = not unusable and (isinstance(error, SandboxError) or not isinstance(error, HarnessGymError))
     seconds = time.monotonic() - began

@@ -1,7 +1,7 @@
-"""Class 6: gold or tests, wherever they lie in the sandbox.
+"""Class 6: looks for the gold solution or the tests anywhere in the sandbox.
 
-The cheat is given digests of lines that only the gold solution or the tests have, and looks into every file
-it can read; what holds such a line is loot, and is taken for the solution.
+The cheat gets digests of lines that only the gold solution or the tests have, and reads every file it can. A
+file with enough of these lines is loot, and is copied as the solution.
 """
 
 import hashlib
@@ -10,9 +10,9 @@ from harnessgym.grading.cheats.cheat import Attack, Cheat, Target, program
 from harnessgym.grading.cheats.poison import poison
 
 _LINE = 24
-"""Characters that a line must have to be telling."""
+"""Shortest line that counts as specific, in characters."""
 _SHARE = 0.2
-"""Of the telling lines, in one file: fewer are a coincidence."""
+"""Part of the specific lines that one file must have. Fewer are a coincidence."""
 
 _SEARCH = """
 import hashlib
@@ -81,7 +81,8 @@ _steal()
 
 
 def digests(target: Target) -> tuple[str, ...]:
-    """Of the lines that a solution or a test has and the agent's files have not."""
+    """Digests of the lines that a solution or a test has and the agent's files lack."""
+    # Digests, not lines: the cheat's own program lies in the sandbox and would find itself.
     task = target.task
     solution = {} if task.solution is None else task.solution.files
     tests = task.metadata.get("test_files", {})

@@ -1,8 +1,8 @@
-"""Runs cheats in the agent's place and has what they left judged as any other result.
+"""Runs cheats in the agent's place and grades what they left like any other result.
 
-A cheat fails if its reward is 0 or it is called tampered with, if it got no loot, if nothing of it lives on,
-and if nothing it sent arrived. A sandbox that it broke gives no verdict; that is no reward either, and is
-told apart.
+A cheat has failed if its reward is 0 or its result counts as tampering, it got no loot, no process of it
+survives, and nothing that it sent arrived. A sandbox that the cheat broke gives no verdict. That is no reward
+either, and is reported as such.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from harnessgym.task import Task
 from harnessgym.task_setup.steps import all_solutions
 
 _WALLS = frozenset({Capability.NETWORK, Capability.FILES, Capability.PROCESSES})
-"""Without these, cheats that kill and delete everything do so here."""
+"""Without these, cheats that kill and delete everything would do so on this machine."""
 _BEAT_S = 0.15
 
 
@@ -29,13 +29,13 @@ class CheatSuite:
     """Cheats against the tasks of one open backend."""
 
     def __init__(self, backend: SandboxBackend, around: CheatEnvironment) -> None:
-        """Raises CapabilityError where cheats would do to this machine what they do to a sandbox."""
+        """Raises CapabilityError if the backend does not protect this machine from the cheats."""
         require(backend.capabilities, _WALLS)
         self._stand_in = ScriptedAgent(backend)
         self._around = around
 
     async def run(self, task: Task, cheats: Sequence[Cheat]) -> AsyncIterator[CheatResult]:
-        """Gold and nothing first; a task that fails them is broken, and no cheat is tried."""
+        """Runs gold and nothing first. If one of them is wrong, the task is broken and no cheat is tried."""
         controls = [await self._stand_in.gold(task), await self._stand_in.nothing(task)]
         for control in controls:
             yield control
@@ -47,7 +47,7 @@ class CheatSuite:
                 yield result
 
     async def cheat(self, task: Task, cheat: Cheat) -> CheatResult | None:
-        """A cheat in the agent's place; None if it has nothing to try on this task."""
+        """Runs a cheat in the agent's place. Returns None if it does not apply to this task."""
         began, loot, ending = time.monotonic(), "", ""
         async with self._around.listening() as ear:
             target = await asyncio.to_thread(
@@ -66,9 +66,11 @@ class CheatSuite:
                     result = judged(
                         task, cheat.name, await self._stand_in.grade(task, sandbox, attack), began
                     )
+                    # After the grade: a process that is alive by now outlived the kill that precedes grading.
                     loot += await _alive(sandbox)
             except (HarnessGymError, OSError, MemoryError) as error:
                 result = failed(task, cheat.name, error, began)
+                # If the attack had run, the sandbox may be broken because of it: that is a result.
                 result = replace(result, lost=result.lost and not ending)
         loot += "".join(f"{peer} got out\n" for peer in ear.heard)
         return replace(result, loot=loot, ending=ending)
@@ -76,7 +78,7 @@ class CheatSuite:
 
 @asynccontextmanager
 async def suite(backend: SandboxBackend) -> AsyncIterator[CheatSuite]:
-    """A suite over an open backend, with everything around it."""
+    """A suite over an open backend, with its surroundings."""
     async with surroundings(backend) as around:
         yield CheatSuite(backend, around)
 
@@ -87,7 +89,7 @@ def missing(task: Task, backend: SandboxBackend) -> str:
 
 
 async def _attack(sandbox: Sandbox, attack: Attack, task: Task) -> str:
-    """Runs it; what it does to the sandbox may be an error, and is then said."""
+    """Runs the attack and returns how it ended. A sandbox that it broke is no error here."""
     try:
         for path, text in attack.files.items():
             await sandbox.write(path, text.encode())
@@ -105,7 +107,7 @@ async def _text(sandbox: Sandbox, path: str) -> str:
 
 
 async def _alive(sandbox: Sandbox) -> str:
-    """Whether something still beats when the verdict is there."""
+    """A sentence if heartbeats continue after the verdict, else an empty string."""
     before = await _text(sandbox, HEARTBEAT)
     if not before:
         return ""

@@ -25,7 +25,7 @@ class CallCase(Config):
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = Field(default_factory=dict)
     result: Any = None
-    """The return value to expect, as JSON: a tuple is a list. TOML has no null: leave it out to expect None."""
+    """Expected return value, as JSON: a tuple is a list. To expect None, leave it out: TOML has no null."""
     raises: str = ""
     """Name of the exception to expect instead, or of a base class of it."""
 
@@ -82,8 +82,8 @@ class CallCheck(Check):
         return self._compare(answers, "" if result.ok else result.describe())
 
     def _compare(self, answers: Sequence[Mapping[str, Any]], end: str) -> CheckOutcome:
-        # The first answer counts. The agent's code may print lines of its own, but the calls are made in order, so
-        # a line for a later case can only replace the agent's own answer.
+        # The first answer to a case counts. The agent's code may print lines of its own, which gains nothing: it
+        # never sees the expected results.
         by_case: dict[object, Mapping[str, Any]] = {}
         for answer in answers:
             number = answer.get("case")

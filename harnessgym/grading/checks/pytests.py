@@ -41,8 +41,8 @@ class PytestCheck(Check):
     without: tuple[str, ...] = ()
     """Ids of further tests in them that are not run: they skip, need the clock, or fail with any solution."""
     sources: tuple[str, ...] = ()
-    """Folders of the workspace, such as `src`, from which the tests import before installed packages. If empty,
-    they import from the workspace itself, after installed packages."""
+    """Folders of the workspace, such as `src`, that come before installed packages on the import path. If
+    empty, the workspace itself comes after them."""
     timeout_s: float = Field(120.0, gt=0, le=3_600)
     """Seconds for the whole run."""
 

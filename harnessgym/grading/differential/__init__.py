@@ -1,3 +1,1 @@
-"""Differential tests: a solution and the oracle solution run on the same inputs, and where they differ is
-reported.
-"""
+"""Differential tests: run a solution and the oracle solution on the same inputs and report differences."""

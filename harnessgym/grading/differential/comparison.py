@@ -1,4 +1,4 @@
-"""What two versions of a function did with the same inputs, compared on this machine."""
+"""Compares, on this machine, what two versions of a function did with the same inputs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,39 +22,39 @@ _ANSWERS = (
     {"hang"},
     {"crash"},
 )
-"""The keys that an answer may have."""
+"""The sets of keys that an answer may have."""
 
 Answer = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class VersionResults:
-    """What one version said."""
+    """The answers of one version."""
 
     cases: Mapping[int, Answer]
     broken: Mapping[str, str] = field(default_factory=dict)
     """Modules that cannot be imported, and why."""
     imported: bool = True
-    """Whether the importing came to an end."""
+    """Whether all imports finished."""
     ended: bool = True
     hung: bool = False
-    """Whether the time for all was over."""
+    """Whether the run timed out."""
     forged: str = ""
-    """Why this cannot be what the runner said, if it cannot."""
+    """Why the runner cannot have written these answers, if it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
 class BehaviourDifference:
-    """What came of a comparison."""
+    """The result of a comparison."""
 
     differs: tuple[Difference, ...]
     inputs: int
     unstable: frozenset[str]
-    """Functions that do not do the same twice."""
+    """Functions whose two runs on the gold solution differ."""
 
 
 def read_answers(run: Probe, cases: int) -> VersionResults:
-    """Reads a run of `comparing.py` with so many cases."""
+    """Reads the answers of a `comparing.py` run to `cases` cases."""
     answers: dict[int, Answer] = {}
     forged = "lines that the runner did not write" if run.forged else ""
     for line in run.lines:
@@ -62,6 +62,8 @@ def read_answers(run: Probe, cases: int) -> VersionResults:
             continue
         answer = {key: value for key, value in line.items() if key != "case"}
         number = line["case"]
+        # The code under test shares a process with the runner and can write lines too. A line that the runner
+        # cannot have written makes the whole run worthless. `type` excludes True, which is an int.
         if type(number) is not int or not 0 <= number < cases or number in answers:
             forged = forged or f"case {str(number)[:20]} was not asked, or answered twice"
         elif set(answer) not in _ANSWERS or not _well_formed(answer):
@@ -83,12 +85,13 @@ def compare(
     again: VersionResults,
     theirs: VersionResults,
 ) -> BehaviourDifference:
-    """Every input that the gold solution answers, and answers twice alike.
+    """Compares every input that the gold solution answers twice in the same way.
 
-    Left out are inputs that were made up and that gold meets with an error nobody raised on purpose: they lie
-    outside of what the function is for. What raises must raise an exception of the same name, or one derived
-    from it.
+    Skips generated inputs on which gold fails with an error that its code does not raise on purpose: the
+    function is not meant for them. Where gold raises, the candidate must raise an exception of the same name,
+    or one derived from it.
     """
+    # One unstable call condemns the whole function: its other calls may have agreed by chance.
     unstable = {
         function.place
         for number, (function, _) in enumerate(inputs)
@@ -117,6 +120,8 @@ def compare(
         if "hang" in first or "crash" in first or not (call.seen or first.get("meant", True)):
             continue
         answer = theirs.cases.get(number)
+        # When the candidate's process died, the first missing answer is the call that killed it: a crash. Those
+        # after it were never tried. A run that ended or timed out skipped calls for other reasons.
         if answer is None and (theirs.ended or theirs.hung or lost):
             continue  # others of its calls hung, or the time was over
         lost = lost or answer is None
@@ -141,6 +146,7 @@ def _difference(function: Function, call: FunctionCall, gold: Answer, answer: An
 def _kind(gold: Answer, answer: Answer) -> Kind | None:
     if "hang" in answer or "crash" in answer:
         return "hang" if "hang" in answer else "crash"
+    # A long result is sent as a digest, which can only be compared for equality, without the tolerance.
     if "digest" in gold or "digest" in answer:
         return None if gold == answer else "result"
     if "raised" in gold or "raised" in answer:
@@ -154,7 +160,7 @@ def _kind(gold: Answer, answer: Answer) -> Kind | None:
 
 
 def _settled(first: Answer, second: Answer) -> bool:
-    """Whether two runs of the same function say the same."""
+    """Whether two runs of the same function gave the same answer."""
     return first.keys() == second.keys() and all(same(second[key], first[key], _TOLERANCE) for key in first)
 
 
@@ -177,7 +183,7 @@ def _outcome(answer: Answer) -> Any:
 
 
 def _arguments(call: FunctionCall) -> str:
-    """As one would write it; these are ours, so that they can be decoded."""
+    """The arguments as source code. They are ours, not the candidate's, so decoding them is safe."""
     args = [repr(value) for value in decode(call.args)]
     args += [f"{name}={value!r}" for name, value in decode(call.kwargs).items()]
     text = f"({', '.join(args)})"
@@ -187,7 +193,7 @@ def _arguments(call: FunctionCall) -> str:
 
 
 def _shown(value: Any) -> str:
-    """The candidate's values are hostile: they are shown encoded as they came."""
+    """A value as text. The candidate's values are hostile, so they stay encoded."""
     if isinstance(value, str):
         return value[:_TEXT]
     try:

@@ -1,14 +1,13 @@
-"""A second opinion on a solution that the tests accept: the candidate and the gold solution are given the
-same inputs.
+"""A second opinion on a solution that the tests accept: runs it and the gold solution on the same inputs.
 
-Tests that accept a solution need not mean that it is right; of patches that benchmarks call resolved, many
-behave otherwise than the developers' (PatchDiff, arXiv 2503.15223). Here, functions that differ are called
-with the arguments that tests use and with seeded mutations of them, gold twice and the candidate once, each
-version in a fresh sandbox and each call in a process of its own. The developers' whole test suite is run too,
-where the workspace has one.
+A solution that passes the tests can still be wrong: many patches that benchmarks call resolved behave
+differently from the developers' (PatchDiff, arXiv 2503.15223). This module calls the functions that differ
+with the arguments that tests use and with seeded mutations of them. Gold runs twice and the candidate once,
+each version in a fresh sandbox and each call in a process of its own. The developers' whole test suite runs
+too, if the workspace has one.
 
-What the candidate says about itself can be forged, but what the gold solution says is never where the
-candidate runs. An answer that no honest run could give is no opinion. Nothing here changes a reward.
+The candidate can forge its own answers, but gold's answers are never in the sandbox where the candidate runs.
+An answer that no honest run could give leads to no opinion. Nothing here changes a reward.
 """
 
 import random
@@ -37,31 +36,30 @@ from harnessgym.task import Task
 from harnessgym.task_setup.workspace_setup import furnish, solve
 
 _SEEN = 32
-"""Calls of a function that are taken from tests, at most."""
+"""Most calls of a function that are taken from tests."""
 _MADE = 64
-"""Calls of a function that are made from them."""
+"""Calls of a function that are generated from them."""
 _ALL = 1_000
-"""Calls of all functions together, at most."""
+"""Most calls of all functions together."""
 CASE_S = 10.0
-"""Seconds for one call. One that the gold solution does not end is no input."""
+"""Seconds for one call. A call on which the gold solution times out is not used."""
 _HANGS = 2
-"""Calls of a function that may hang before no more are tried."""
+"""Hanging calls of a function after which no more are tried."""
 _RUN_S = 600.0
 """Seconds for one version's calls, or for a run of tests."""
 _MAX_BYTES = 1 << 30
 _MAX_FILES = 100_000
 _FAILURES = (HarnessGymError, OSError, MemoryError, RecursionError)
-"""What means that there is no opinion, and never that there is no grade."""
+"""Errors that mean that there is no opinion. They never cost a grade."""
 
 Inputs = Sequence[tuple[Function, FunctionCall]]
 
 
 async def opinion_on(task: Task, workspace: Path, fresh: Opener, *, case_s: float = CASE_S) -> Opinion:
-    """A second opinion on an exported workspace; `fresh` opens an empty sandbox of the task's image, without
-    network.
+    """Returns a second opinion on an exported workspace.
 
-    There is none on a task of several steps, nor on one step of it: what gold left in earlier steps would be
-    needed.
+    `fresh` opens an empty sandbox of the task's image without network. There is no opinion on a task of several
+    steps, nor on one of its steps: that would need what gold left in the earlier steps.
     """
     if task.steps:
         return Opinion(
@@ -78,9 +76,9 @@ async def opinion_on(task: Task, workspace: Path, fresh: Opener, *, case_s: floa
 async def second_opinion(
     task: Task, workspace: Path, place: Opener, gold_place: Opener, *, case_s: float = CASE_S
 ) -> Opinion:
-    """Compares what `place` opens, the exported `workspace`, with the gold solution that `gold_place` opens.
+    """Compares the exported `workspace`, opened by `place`, with the gold solution, opened by `gold_place`.
 
-    What fails, answers that cannot be, and code nested too deep are no opinion; nothing is raised for them.
+    Failures, impossible answers and code nested too deep lead to no opinion. They raise nothing.
     """
     try:
         folder = await anyio.to_thread.run_sync(
@@ -100,8 +98,9 @@ async def second_opinion(
 
 @asynccontextmanager
 async def gold_of(task: Task, fresh: Opener) -> AsyncIterator[Path]:
-    """The task's artifacts as the gold solution makes them. Raises TaskError if there is none, or it
-    fails.
+    """The task's artifacts as the gold solution makes them.
+
+    Raises TaskError if there is no gold solution, or if it fails.
     """
     if task.solution is None:
         raise TaskError(f"Task {task.id!r} has no solution to compare with.")
@@ -113,7 +112,7 @@ async def gold_of(task: Task, fresh: Opener) -> AsyncIterator[Path]:
 
 
 class _Second:
-    """One opinion in the making."""
+    """Makes one opinion."""
 
     def __init__(
         self, task: Task, gold: Path, candidate: Path, place: Opener, gold_place: Opener, case_s: float
@@ -153,7 +152,8 @@ class _Second:
         return differing(self.gold, self.candidate) if any(True for _ in python_files(self.gold)) else None
 
     async def _trace(self, compared: Compared) -> AsyncIterator[Probe]:
-        """Runs of the tests over the gold solution: the task's, then the developers' own, which come last."""
+        """Runs the tests on the gold solution: the task's first, the developers' own last."""
+        # `_suite` relies on the last run being the developers' own tests.
         job = self._tracing(compared.functions)
         order = [path for path in self.hidden if is_collected(path)]
         if order and compared.functions:
@@ -180,6 +180,7 @@ class _Second:
         ]
         found: list[tuple[Function, FunctionCall]] = []
         for function in compared.functions:
+            # A generator for each function: one more function must not change the inputs of the others.
             draw = random.Random(f"{self.task.id} {self.task.seed} {function.place}")
             calls = recorded.get((function.file, function.name), [])
             if "." not in function.name or _unbound(function):
@@ -188,6 +189,7 @@ class _Second:
                 function, draw, _SEEN
             )
             found += [(function, call) for call in (*calls, *mutated(calls, draw, _MADE))]
+        # Over the limit, every n-th call is kept, so that each function keeps its share.
         return found[:: max(1, -(-len(found) // _ALL))]
 
     async def _compared(self, inputs: Inputs, opinion: Opinion) -> Opinion:
@@ -209,6 +211,7 @@ class _Second:
             "hangs": _HANGS,
             "encoding": program("encoding"),
         }
+        # Gold runs before the candidate: if gold cannot be called, there is nothing to compare with.
         first, again = [await _answers(self.gold_place, job, len(cases)) for _ in range(2)]
         if first.broken or again.broken or first.forged or not first.imported:
             why = first.forged or "; ".join(first.broken.values()) or "it did not answer"
@@ -226,7 +229,7 @@ class _Second:
         )
 
     def _tracing(self, functions: Sequence[Function]) -> dict[str, Any]:
-        """A job for `runners/tracing.py`, without tests."""
+        """A job for `runners/tracing.py` without tests."""
         targets: dict[str, dict[str, str]] = {}
         classes: dict[str, list[str]] = {}
         for function in functions:
@@ -282,7 +285,7 @@ def _recorded(runs: Sequence[Probe]) -> dict[tuple[str, str], list[FunctionCall]
 
 
 def _cases(task: Task, function: Function) -> list[FunctionCall]:
-    """What the task's own `call` checks ask of a function of this name."""
+    """The calls of a function of this name in the task's own `call` checks."""
     checks = [test for test in task.metadata.get("tests", ()) if test.get("kind") == "call"]
     cases = [
         (case, case.get("function") or test.get("function"))
@@ -303,9 +306,7 @@ def _test_files(task: Task) -> dict[str, str]:
 
 
 def _patched_tests(task: Task) -> tuple[str, list[str]]:
-    """The patch that brings the task's tests into the workspace, where they come so, and the test files in
-    it.
-    """
+    """The patch that adds the task's tests, and the test files in it. Empty if there is no such patch."""
     spec = task.metadata.get("swe_bench", {})
     patch = str(spec.get("test_patch", "")) if isinstance(spec, Mapping) else ""
     named = re.findall(r"^\+\+\+ b/(\S+)$", patch, re.MULTILINE)
@@ -313,7 +314,7 @@ def _patched_tests(task: Task) -> tuple[str, list[str]]:
 
 
 def _unbound(function: Function) -> bool:
-    """Whether it is a method that needs no object."""
+    """Whether the function is a method that needs no object."""
     return any(
         getattr(node, "id", "") in ("staticmethod", "classmethod") for node in function.node.decorator_list
     )

@@ -1,9 +1,9 @@
-"""Which functions of two workspaces can behave differently: by their syntax, and by the names that they use.
+"""Finds the functions that may behave differently in two workspaces, by their syntax and the names they use.
 
-Compared are public functions and methods that both have under the same name, of files that differ. One counts
-as different if its own syntax does (docstrings and annotations aside), or if it uses a name of its module
-that does: a private helper, a constant, an import. Private functions are how, not what; they are compared
-through whoever uses them, or where nobody does.
+It compares the public functions and methods that both workspaces have under one name, in files that differ. A
+function is different if its own syntax is (docstrings and annotations aside), or if it uses a different name
+of its module: a private helper, a constant, an import. Private functions are details of the implementation.
+They are compared through the public functions that use them; directly only if no public function does.
 """
 
 import ast
@@ -25,12 +25,12 @@ class Function:
 
     file: str
     root: str
-    """Folder that its module is imported from."""
+    """Folder from which its module is imported."""
     module: str
     name: str
-    """With the names of the classes it is in: `Stack.push`."""
+    """Name with its classes: `Stack.push`."""
     line: int
-    """Where its code begins in the gold solution: of its first decorator, if it has one."""
+    """First line of its code in the gold solution, decorators included."""
     node: Definition = field(compare=False)
 
     @property
@@ -41,7 +41,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What is to be compared, and what cannot be."""
+    """The functions to compare, and what cannot be compared."""
 
     functions: tuple[Function, ...]
     left_out: Mapping[str, str]
@@ -49,7 +49,7 @@ class Compared:
 
 
 def differing(gold: Path, candidate: Path) -> Compared:
-    """The functions of the gold workspace that may behave differently in the candidate."""
+    """Finds the functions of the gold workspace that may behave differently in the candidate."""
     functions: list[Function] = []
     left_out: dict[str, str] = {}
     for file in python_files(gold):
@@ -87,7 +87,7 @@ def python_files(folder: Path) -> Iterator[str]:
 
 
 def is_test(file: str) -> bool:
-    """Whether developers would call it a part of their tests."""
+    """Whether a file is part of the developers' tests, by its name or folder."""
     path = PurePosixPath(file)
     named = path.name.startswith("test_") or path.stem.endswith("_test") or path.name == "conftest.py"
     return named or not {"tests", "test", "testing"}.isdisjoint(path.parts[:-1])
@@ -95,14 +95,14 @@ def is_test(file: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Module:
-    """The names that a module binds: their syntax, and which functions they are."""
+    """The names that a module binds: the syntax of each, and the functions among them."""
 
     bound: Mapping[str, str]
     functions: Mapping[str, Definition]
 
     @classmethod
     def read(cls, source: bytes) -> "_Module | None":
-        """None for what is no Python, or nested too deep to be looked at."""
+        """Parses a module. Returns None if it is no Python, or nested too deep."""
         bound: dict[str, str] = {}
         functions: dict[str, Definition] = {}
         try:
@@ -112,8 +112,10 @@ class _Module:
         return cls(bound, functions)
 
     def changed(self, other: "_Module") -> set[str]:
-        """Functions to compare: public ones that differ or use what differs, and private ones that none of
-        those uses.
+        """The functions to compare.
+
+        These are the public ones that differ or use a different name, and the different private ones that none
+        of them uses.
         """
         different = {name for name, text in self.bound.items() if other.bound.get(name) != text}
         uses = {name: _uses(node, name) for name, node in self.functions.items()}
@@ -142,7 +144,8 @@ def _bind(tree: ast.AST, prefix: str, bound: dict[str, str], functions: dict[str
 
 
 def _shape(node: Definition) -> str:
-    """Its syntax without docstrings and annotations."""
+    """The syntax of a function without docstrings and annotations."""
+    # Work on a copy: the tree is used again, and `ast.unparse` also evens out how the source was written.
     copy = ast.parse(ast.unparse(node))
     for inner in ast.walk(copy):
         if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(
@@ -157,7 +160,7 @@ def _shape(node: Definition) -> str:
 
 
 def _uses(node: Definition, name: str) -> set[str]:
-    """Names of the module that a function may mean, methods of its own class with it."""
+    """Names of the module that a function may use, methods of its own class included."""
     plain = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
     owner = name.rpartition(".")[0]
     if not owner:
@@ -167,7 +170,7 @@ def _uses(node: Definition, name: str) -> set[str]:
 
 
 def _reaching(different: set[str], uses: Mapping[str, set[str]]) -> set[str]:
-    """Functions that differ, or use something that does, however far."""
+    """Functions that differ, or that use a different name, directly or indirectly."""
     reached = set(different)
     while True:
         more = {name for name, used in uses.items() if name not in reached and not used.isdisjoint(reached)}
@@ -177,7 +180,7 @@ def _reaching(different: set[str], uses: Mapping[str, set[str]]) -> set[str]:
 
 
 def _below(name: str, uses: Mapping[str, set[str]]) -> set[str]:
-    """Everything that a function uses, however far."""
+    """Everything that a function uses, directly or indirectly."""
     found: set[str] = set()
     waiting = [name]
     while waiting:
@@ -188,8 +191,9 @@ def _below(name: str, uses: Mapping[str, set[str]]) -> set[str]:
 
 
 def _private(name: str) -> bool:
-    """Whether nobody outside is meant to call it. `__init__` is called through other methods; `__call__`
-    is public.
+    """Whether outside code is not meant to call a function.
+
+    `__init__` and similar methods count as private: other methods' calls run them. `__call__` is public.
     """
     own = name.rpartition(".")[2]
     if own.startswith("__") and own.endswith("__"):
@@ -210,7 +214,7 @@ def _first_line(node: Definition) -> int:
 
 
 def _imported_as(folder: Path, file: str) -> tuple[str, str]:
-    """The folder that must be on the path, and the module's dotted name there."""
+    """The folder that must be on the import path, and the module's dotted name there."""
     path = PurePosixPath(file)
     root = path.parent
     while root.parts and (folder / root / "__init__.py").is_file():
@@ -221,7 +225,7 @@ def _imported_as(folder: Path, file: str) -> tuple[str, str]:
 
 
 def _lies_in(folder: Path, file: str) -> bool:
-    """Whether it is a regular file there, and no folder above it a link."""
+    """Whether a file is a regular file in the folder, reached through no link."""
     path = folder / file
     above = [folder / parent for parent in PurePosixPath(file).parents if parent.parts]
     return path.is_file() and not any(each.is_symlink() for each in (path, *above))

@@ -1,8 +1,7 @@
-"""Inputs for functions: those that tests use, what their sources and docstrings show, and seeded mutations
-that keep the types.
+"""Inputs for functions: from tests, from literals in sources and docstrings, and from seeded mutations.
 
-Values are encoded as in `harnessgym.grading.runners.encoding`. Equal seeds give equal inputs on every
-machine.
+Mutations keep the types. Values are encoded as in `harnessgym.grading.runners.encoding`. Equal seeds give equal
+inputs on every machine.
 """
 
 import ast
@@ -27,9 +26,9 @@ _EXAMPLES: Mapping[str, Sequence[Any]] = {
     "set": (set(), {1, 2}),
     "dict": ({}, {"a": 1}),
 }
-"""For parameters of which only the annotation is known."""
+"""Values for parameters of which only the annotation is known."""
 _TRIES = 8
-"""Draws for each input that is wanted, at most."""
+"""Most draws for each input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +37,11 @@ class FunctionCall:
 
     args: Any
     kwargs: Any
-    """Encoded, as a list and a dict of them."""
+    """Encoded arguments: a list and a dict."""
     new: Mapping[str, Any] | None = None
-    """What the object whose method it is was made with: its `args` and `kwargs`."""
+    """For a method: the `args` and `kwargs` that its object was made with."""
     seen: bool = False
-    """Whether tests or docstrings have it; else it was made up."""
+    """Whether the call comes from a test or a docstring; else it was generated."""
 
     @property
     def key(self) -> str:
@@ -51,7 +50,7 @@ class FunctionCall:
 
     @classmethod
     def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "FunctionCall | None":
-        """Of plain values; None if they cannot be given again."""
+        """A call with plain values; None if they cannot be encoded exactly."""
         try:
             return cls(encode(list(args), exact=True), encode(dict(kwargs), exact=True), seen=True)
         except ValueError:
@@ -76,7 +75,7 @@ def shown(function: Function, sources: Iterable[str]) -> list[FunctionCall]:
 
 
 def annotated(function: Function, draw: random.Random, count: int) -> list[FunctionCall]:
-    """Calls made from annotations alone; none if a parameter that must be given has none that is known."""
+    """Generates calls from annotations alone; none if a required parameter has no known annotation."""
     arguments = function.node.args
     plain = [*arguments.posonlyargs, *arguments.args]
     given = plain[: len(plain) - len(arguments.defaults)]
@@ -102,9 +101,7 @@ def annotated(function: Function, draw: random.Random, count: int) -> list[Funct
 
 
 def mutated(seeds: Sequence[FunctionCall], draw: random.Random, count: int) -> list[FunctionCall]:
-    """So many further calls, as far as they differ: arguments changed, and mixed between calls of one
-    shape.
-    """
+    """Generates up to `count` new calls: changes arguments, and mixes those of calls with equal shapes."""
     known = {call.key for call in seeds}
     mutation = _Mutation(seeds, draw)
     made: list[FunctionCall] = []
@@ -150,8 +147,9 @@ class _Mutation:
         return {**new, "args": args}
 
     def value(self, value: Any) -> Any:  # noqa: PLR0911  # a table of types
-        """Another value of the type, or the same where nothing is known to do."""
+        """Another value of the same type; the value itself if there is no mutation for the type."""
         match value:
+            # Before `int`: a bool is one.
             case bool():
                 return not value
             case int():
@@ -247,7 +245,7 @@ class _Mutation:
                     pool.append(value)
 
     def _known(self, kind: type) -> list[Any]:
-        """Two of the values seen, at most: so that they do not drown the changes."""
+        """At most two of the values seen, so that they do not outnumber the mutations."""
         pool = self._pool.get(kind, [])
         return self._draw.sample(pool, min(2, len(pool)))
 

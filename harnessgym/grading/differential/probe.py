@@ -1,7 +1,7 @@
-"""Runs one of our programs in a fresh sandbox and reads what it says on its private descriptor.
+"""Runs one of our programs in a fresh sandbox and reads what it writes to its private descriptor.
 
 Every line starts with a nonce. The code under test shares a process with the program, so it could learn the
-nonce and speak for it; what comes back is data about that code, never about anything else.
+nonce and write lines of its own. The result therefore says something about that code only.
 """
 
 import json
@@ -17,7 +17,7 @@ from harnessgym.sandbox import ExecResult, Sandbox
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What one run said."""
+    """The result of one run."""
 
     lines: tuple[Mapping[str, Any], ...]
     foreign: int
@@ -26,17 +26,17 @@ class Probe:
 
     @property
     def began(self) -> bool:
-        """Whether the program was started at all."""
+        """Whether the program started."""
         return any("began" in line for line in self.lines)
 
     @property
     def ended(self) -> bool:
-        """Whether it came to its end."""
+        """Whether the program reached its end."""
         return not self.result.timed_out and bool(self.lines) and "ended" in self.lines[-1]
 
     @property
     def forged(self) -> bool:
-        """Whether somebody else spoke: lines without the nonce, or more than one beginning or end."""
+        """Whether other code wrote lines: lines without the nonce, or more than one start or end."""
         edges = [sum(edge in line for line in self.lines) for edge in ("began", "ended")]
         return bool(self.foreign) or self.result.stdout_truncated or max(edges) > 1
 
@@ -50,7 +50,9 @@ async def probe(
     env: Mapping[str, str] | None = None,
     cwd: str = ".",
 ) -> Probe:
-    """Runs the text of a program. Compiled files of the workspace are not read. Raises SandboxError."""
+    """Runs a program, given as text. Raises SandboxError."""
+    # `pycache_prefix` names a folder that does not exist, because the agent can leave .pyc files in its workspace
+    # that do not match their sources. `-I` keeps its environment and user site out.
     nonce = secrets.token_hex(16)
     sent = json.dumps({**job, "nonce": nonce}).encode()
     command = ["python3", "-I", "-B", "-X", f"pycache_prefix=/nonexistent/{nonce}", "-c", program]

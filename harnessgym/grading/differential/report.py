@@ -1,4 +1,4 @@
-"""What a second opinion says: a report beside a grade, which no reward depends on."""
+"""The report of a second opinion. It stands beside a grade; no reward depends on it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -8,17 +8,17 @@ from harnessgym.grading.differential.suite import SuiteResult
 from harnessgym.task import Grade
 
 KEY = "second_opinion"
-"""Where a grade's evidence has it."""
+"""Key of the opinion in a grade's evidence."""
 _SHOWN = 20
 
 Kind = Literal["result", "exception", "arguments", "output", "crash", "hang", "import"]
-"""How two versions differ: in what they give, raise, do to their arguments or print; or how the candidate
-ends or hangs."""
+"""How two versions differ: in what they return, raise, change in their arguments, or print; or the candidate
+crashes, hangs, or cannot be imported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One input on which the candidate does something else than the gold solution."""
+    """One input on which the candidate and the gold solution differ."""
 
     function: str
     kind: Kind
@@ -34,20 +34,20 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """Whether a candidate behaves as the gold solution does, as far as that was tried."""
+    """Whether a candidate behaves as the gold solution does on the inputs that were tried."""
 
     agrees: bool | None
-    """None: there is no opinion; `why` says why."""
+    """None if there is no opinion; `why` says why."""
     why: str = ""
     differs: tuple[Difference, ...] = ()
     inputs: int = 0
     """Calls whose outcomes were compared."""
     functions: tuple[str, ...] = ()
-    """Functions that they were of."""
+    """The functions that were called."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """What was not compared, and why."""
     suite: SuiteResult | None = None
-    """The developers' own tests; None where the workspace has none."""
+    """Result of the developers' own tests; None if the workspace has none."""
 
     def told(self) -> dict[str, Any]:
         """As JSON values."""

@@ -1,8 +1,7 @@
-"""The tests that developers keep in their repository, run over a candidate: those that pass on the gold
-solution must pass.
+"""Runs the developers' own tests on a candidate: those that pass on the gold solution must pass.
 
-Tests, their fixtures and pytest's configuration are the gold workspace's; what the candidate made of them is
-taken away first.
+Tests, fixtures and pytest's configuration come from the gold workspace. The candidate's versions of them are
+removed first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,13 +23,13 @@ _SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """What came of it."""
+    """The result of the developers' tests."""
 
     passed: int
     failed: tuple[str, ...]
-    """Tests that pass twice on the gold solution, and do not on the candidate."""
+    """Tests that pass twice on the gold solution but not on the candidate."""
     why: str = ""
-    """Why nothing can be said, if that is so."""
+    """Why there is no result, if there is none."""
 
     def told(self) -> dict[str, Any]:
         """As JSON values."""
@@ -44,13 +43,13 @@ class SuiteResult:
 
 
 def own_tests(gold: Path) -> list[str]:
-    """Test files of a workspace, as pytest finds them."""
+    """The test files of a workspace that pytest collects."""
     files = [file for file in python_files(gold) if is_test(file)]
     return [file for file in files if is_collected(file)]
 
 
 def is_collected(file: str) -> bool:
-    """Whether pytest takes it for a test file by its name."""
+    """Whether pytest collects a file by its name."""
     name = file.rpartition("/")[2]
     return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py"))
 
@@ -64,7 +63,11 @@ async def run_suite(
     job: Mapping[str, Any],
     timeout_s: float,
 ) -> SuiteResult:
-    """`first` is a run on the gold solution. Raises SandboxError when a sandbox failed."""
+    """Runs the tests again on the gold solution, then on the candidate.
+
+    `first` is an earlier run on the gold solution. Raises SandboxError when a sandbox failed.
+    """
+    # Two runs on gold: a flaky test must not count against the candidate.
     async with gold_place() as sandbox:
         again = await probe(sandbox, program("tracing"), job, timeout_s)
     if not (first.ended and again.ended):

@@ -1,1 +1,1 @@
-"""Log parsers, a file for each family of test runners. `harnessgym.grading.log` has their names."""
+"""Log parsers, one file for each family of test runners. `harnessgym.grading.log` lists their names."""

@@ -10,8 +10,9 @@ _WORDS = {"PASSED": LogStatus.PASSED, "FAILED": LogStatus.FAILED}
 
 
 def gradle(log: str) -> Statuses:
-    """Skipped tests are not told. A status alone on a line is that of the last name that stood alone on
-    one.
+    """Parses the log. Skipped tests are left out.
+
+    A status alone on a line belongs to the last name that was alone on a line.
     """
     found: Statuses = {}
     waiting = None

@@ -1,6 +1,6 @@
-"""JUnit XML anywhere in a log, also broken: `<testcase classname="A" name="b">` is the test `A b`.
+"""JUnit XML anywhere in a log, even if broken: `<testcase classname="A" name="b">` is the test `A b`.
 
-Read by its tags and not as XML, because logs put other text around and between documents.
+The parser looks for tags and does not parse XML, because logs put other text around and between documents.
 """
 
 import re
@@ -11,12 +11,12 @@ _OPEN = re.compile(r"<testcase\b([^<>]*)>")
 _ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 _CLOSE = "</testcase>"
 _WINDOW = 4_096
-"""Characters after a test's opening that are looked at when it is never closed."""
+"""Characters to search after an opening tag that is never closed."""
 _TAGS = {"<failure": LogStatus.FAILED, "<error": LogStatus.ERROR, "<skipped": LogStatus.SKIPPED}
 
 
 def junit(log: str) -> Statuses:
-    """A test without a class is called by its name alone."""
+    """Parses every `testcase`. The id of a test without a class is its name alone."""
     found: Statuses = {}
     at = 0
     while (match := _OPEN.search(log, at)) is not None:

@@ -16,9 +16,7 @@ _BROWSERS = (
 
 
 def tree(log: str) -> Statuses:
-    """`group > test`, from the start of a browser to `SUMMARY:`. A line that is indented less leaves one
-    group.
-    """
+    """`group > test`, from the start of a browser to `SUMMARY:`. A line with less indent leaves one group."""
     found: Statuses = {}
     groups: list[str] = []
     depth = -1
@@ -46,12 +44,12 @@ def tree(log: str) -> Statuses:
 
 
 def chrome(log: str) -> Statuses:
-    """Failures alone."""
+    """Failures only."""
     return _failures(without_escapes(log), (_CHROME,))
 
 
 def browsers(log: str) -> Statuses:
-    """Failures alone."""
+    """Failures only."""
     return _failures(log, _BROWSERS)
 
 

@@ -1,4 +1,4 @@
-"""Parsers of runners that report each test on a line of its own."""
+"""Parsers for runners that report each test on a line of its own."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ _SKIPPED = LogStatus.SKIPPED
 
 
 def _parser(pattern: str, words: Mapping[str, LogStatus]) -> Parser:
-    """A parser of lines that match `pattern`, whose groups `name` and `word` are the test and its status."""
+    """A parser for lines that match `pattern`, whose groups `name` and `word` are the test and its status."""
     compiled = re.compile(pattern)
     return lambda log: by_line(log, compiled, words)
 
@@ -78,6 +78,7 @@ _SYMPY_ENDINGS = {" E": LogStatus.ERROR, " F": _FAILED, " ok": _PASSED}
 def sympy(log: str) -> Statuses:
     """SymPy's `bin/test -C --verbose`: `test_a ok`, and a header `path.py:test` for each failure."""
     statuses: Statuses = {}
+    # Headers come first, so that a line of its own decides the status of a test that has both.
     for line in lines_of(log):
         for match in _SYMPY_HEADER.finditer(line):
             statuses[match[1]] = _FAILED

@@ -1,4 +1,4 @@
-"""Maven, which says little of tests that pass, and is therefore read in four ways, as datasets do."""
+"""Maven, which prints little about tests that pass. So there are four parsers, those that datasets use."""
 
 import re
 from collections import deque
@@ -20,11 +20,10 @@ _SUITE = "__suite__"
 
 
 def by_build(log: str) -> Statuses:
-    """One build for each test, run under `set -x`: `-Dtest=NAME`, then `BUILD SUCCESS` or `FAILURE`, in the
-    same order.
+    """One build for each test under `set -x`: `-Dtest=NAME`, then `BUILD SUCCESS` or `FAILURE`.
 
-    Builds before the first test are of something else, unless tests are left over at the end: a trace may
-    come late.
+    Builds before the first test belong to something else, unless tests are left over at the end: the trace of a
+    command may arrive after its output.
     """
     found: Statuses = {}
     asked: deque[str] = deque()
@@ -53,9 +52,7 @@ def classes(log: str) -> Statuses:
 
 
 def surefire(log: str) -> Statuses:
-    """Classes, the methods among them that failed, JUnit XML in the log, and what `by_build` tells of the
-    rest.
-    """
+    """Classes and their failed methods, JUnit XML in the log, and `by_build` for the rest."""
     found: Statuses = {}
     seen: Statuses = {}
     running = None
@@ -72,6 +69,7 @@ def surefire(log: str) -> Statuses:
             if name:
                 found.setdefault(name, _of_counts(match))
             running = None
+    # The more specific source wins. Classes that merely started are used only if there is nothing else.
     return {**by_build(log), **junit(log), **found} or seen
 
 

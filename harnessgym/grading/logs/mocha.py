@@ -1,4 +1,4 @@
-"""Mocha's reporters, and others that number their failures."""
+"""Mocha's reporters, and others that number failures."""
 
 import re
 
@@ -15,7 +15,7 @@ _BLOCK = re.compile(r"  \d+\)(.*)$")
 
 
 def spec(log: str) -> Statuses:
-    """`✔ name`, `1) name`, `- name`. A pass does not undo a failure, for details of failures follow."""
+    """`✔ name`, `1) name`, `- name`. A pass never replaces a failure."""
     return _first_match(
         log, {_SKIPPED: LogStatus.SKIPPED, _NUMBERED: LogStatus.FAILED, _PASSED: LogStatus.PASSED}
     )
@@ -33,14 +33,15 @@ def marked_failures(log: str) -> Statuses:
 
 
 def numbered(log: str) -> Statuses:
-    """`1) name` at the start of a line: failures alone, as Jasmine prints them."""
+    """`1) name` at the start of a line: failures only, as Jasmine prints them."""
     matches = (_AT_START.match(line) for line in lines_of(log))
     return {match[1].strip(): LogStatus.FAILED for match in matches if match is not None}
 
 
 def minimal(log: str) -> Statuses:
-    """`  1) group` and the lines below it up to the one with an `Error`: failures alone, white space made
-    single.
+    """`  1) group` and the lines below it, up to one with an `Error`: failures only.
+
+    Runs of white space become one space.
     """
     found: Statuses = {}
     name: list[str] | None = None

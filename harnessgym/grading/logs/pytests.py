@@ -1,8 +1,7 @@
-"""pytest, run with `-rA` or `-v`: reports of the short summary, `STATUS id`, and of progress lines, `id
-STATUS`.
+"""pytest with `-rA` or `-v`: `STATUS id` in the short summary, `id STATUS` in progress lines.
 
-Ids end at the first space, except where a dataset was made otherwise (`spaced`). The wrapped progress line
-`PASSED [100%]` counts as a test of that name, because lists of expected tests hold it; `SKIPPED [3] path:1:
+Ids end at the first space, except for datasets that were made differently (`spaced`). The wrapped progress line
+`PASSED [100%]` counts as a test of that name, because lists of expected tests contain it. `SKIPPED [3] path:1:
 why` is a count and no test.
 """
 
@@ -41,8 +40,9 @@ def plain(log: str) -> Statuses:
 
 
 def options(log: str) -> Statuses:
-    """Like `plain`; of a parameter that is a path only the last part is kept, for the rest differs between
-    machines.
+    """Like `plain`, but keeps only the last part of a parameter that is a path.
+
+    The rest of the path depends on the machine.
     """
     found: Statuses = {}
     for test, status in plain(log).items():
@@ -58,7 +58,7 @@ def options(log: str) -> Statuses:
 
 
 def matplotlib(log: str) -> Statuses:
-    """Like `plain`; members of an enumeration in ids are written as the numbers that older versions print."""
+    """Like `plain`, but writes enumeration members in ids as numbers, as older versions print them."""
     for name, number in _BUTTONS.items():
         log = log.replace(name, number)
     return plain(log)
@@ -85,7 +85,7 @@ def spaced(log: str) -> Statuses:
 
 
 def seaborn(log: str) -> Statuses:
-    """Failures of the summary, and passes of either kind of line. Skipped tests are not told."""
+    """Failures in the summary, and passes in lines of either kind. Skipped tests are left out."""
     found: Statuses = {}
     for line in lines_of(log):
         words = line.split()
@@ -101,7 +101,7 @@ def seaborn(log: str) -> Statuses:
 
 
 def summary(log: str) -> Statuses:
-    """Of the short summary alone; ids without their file, joined by dots: `TestClass.test_name`."""
+    """Reads the short summary only. Ids have no file and are joined by dots: `TestClass.test_name`."""
     found: Statuses = {}
     _, header, rest = without_escapes(log).replace("\r", "").partition(_HEADER)
     for line in lines_of(rest.split(_HEADER)[0] if header else ""):

@@ -23,17 +23,13 @@ _WORSE = (LogStatus.FAILED, LogStatus.ERROR)
 
 
 def minitest(log: str) -> Statuses:
-    """`-v`: `name = 0.01 s = .`; a name ends at its last full stop, if it has one before a space or the
-    sign.
-    """
+    """`-v`: `name = 0.01 s = .`. A name ends at its last full stop before a space or the sign, if any."""
     found = by_line(log, _MINITEST, _SIGNS)
     return {f"{name} ".rpartition(". ")[0] or name: status for name, status in found.items()}
 
 
 def minitest_words(log: str) -> Statuses:
-    """A class alone on a line, and `  test_a  PASS (0.02s)` below it: `Class::test_a`. The worst report
-    stands.
-    """
+    """A class on a line, and `  test_a  PASS (0.02s)` below it: `Class::test_a`. The worst report wins."""
     found: Statuses = {}
     suite = ""
     for line in map(str.rstrip, lines_of(log)):
@@ -60,5 +56,5 @@ def test_unit(log: str) -> Statuses:
 
 
 def rspec(log: str) -> Statuses:
-    """`group name - passed`. Pending examples are not told."""
+    """`group name - passed`. Pending examples are left out."""
     return by_line(log, _RSPEC, _OUTCOMES)

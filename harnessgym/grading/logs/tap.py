@@ -12,14 +12,12 @@ _SKIPS = ("# skip", "# todo")
 
 
 def tap(log: str) -> Statuses:
-    """The id is everything behind the number, the dash too. Directives are not read."""
+    """The id is everything after the number, the dash included. Directives are not parsed."""
     return by_line(log, _LINE, _WORDS)
 
 
 def nested(log: str) -> Statuses:
-    """Subtests in braces: `outer :: inner`. Skipped and to-do tests are skipped; a pass does not undo a
-    failure.
-    """
+    """Subtests in braces: `outer :: inner`. To-do tests count as skipped; a pass never replaces a failure."""
     found: Statuses = {}
     above: list[str] = []
     for line in map(str.strip, lines_of(log)):

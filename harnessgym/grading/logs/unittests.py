@@ -1,7 +1,7 @@
 """unittest with `-v`, and Django's runner, which prints the same: `test_a (module.Class) ... ok`.
 
-Where a test has a docstring its first line stands before the dots and is the id. What a test prints may come
-between the dots and `ok`; then a line that begins with `ok` belongs to the last test that was named.
+If a test has a docstring, its first line stands before the dots and is the id. A test's output may come
+between the dots and `ok`. Then a line that begins with `ok` belongs to the last test named.
 """
 
 import re
@@ -13,9 +13,9 @@ _PASSED = (" ... ok", " ... OK", " ...  OK")
 _FAILED = {" ... FAIL": LogStatus.FAILED, " ... ERROR": LogStatus.ERROR}
 _HEADERS = {"FAIL:": LogStatus.FAILED, "ERROR:": LogStatus.ERROR}
 _VERSION = "--version is equivalent to version"
-"""A test of Django whose report is spread over lines."""
+"""A test of Django whose report spans several lines."""
 _MIGRATION = "Applying sites.0002_alter_domain_unique...test_no_migrations"
-"""What stands before the name of another."""
+"""Output that precedes the name of another test on its line."""
 _VERBOSE = re.compile(
     r"(?P<name>.+?) \.\.\. (?:.*\b)?(?P<word>ok|FAIL|ERROR|skipped|expected failure|unexpected success)(?: ['\"].*)?$"
 )
@@ -26,7 +26,7 @@ _WORDS = {
 
 
 def verbose(log: str) -> Statuses:
-    """The library's own runner: the id is all that stands before the dots."""
+    """unittest's own runner: the id is everything before the dots."""
     return by_line(log, _VERBOSE, _WORDS)
 
 
@@ -47,7 +47,7 @@ def django(log: str) -> Statuses:
 
 
 def _reports(line: str) -> Statuses:
-    """What one stripped line says."""
+    """The reports in one stripped line."""
     found: Statuses = {}
     passed = next((ending for ending in _PASSED if line.endswith(ending)), None)
     if passed is not None:

@@ -1,3 +1,1 @@
-"""The verifiers of the task formats: each runs a benchmark's own tests and reads their results as hostile
-data.
-"""
+"""The verifiers of the task formats: run a benchmark's own tests and read the results as hostile data."""

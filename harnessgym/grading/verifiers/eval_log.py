@@ -1,13 +1,12 @@
-"""What an evaluation script printed: where the tests' output begins and ends, how they ended, and whether
-they ran at all.
+"""Reads the log of an evaluation script: the tests' output, how they ended, and whether they ran at all.
 
-A log without a result is not a result: an empty one counts only with evidence that a suite ran, and one that
-reports no failure although the tests' command failed describes another run (somebody printed `PASSED` lines),
-or one that broke off. What broke around the tests is told from what a patch broke, so that a browser that
-does not start is no reward of zero.
+Not every log is a result. A log that reports no test counts only with evidence that a suite ran. A log that
+reports no failure although the tests' command failed describes a different run (somebody printed `PASSED`
+lines), or one that broke off. Failures of the environment are distinguished from those of a patch, so that a
+browser that does not start is not a reward of zero.
 
-`instrumented` puts a nonce behind the markers of a script, so that code under test cannot end the log, or
-name an exit code, by printing a marker. It is no secret from code that reads the processes above it.
+`instrumented` appends a nonce to the markers of a script. So code under test cannot end the log, or set an exit
+code, by printing a marker. Code that reads the processes above it can find the nonce.
 """
 
 import re
@@ -27,13 +26,13 @@ _RAN = re.compile(
     r"|Test Suites:\s+(?:\d+ \w+, )*[1-9]\d* total|^# tests [1-9]\d*|[1-9]\d* specs?, \d+ failures?|': ok$",
     re.MULTILINE,
 )
-"""Summaries of runners with a count that is not 0: Karma, Mocha, Jest, TAP, Jasmine, OpenLayers."""
+"""Runners' summaries with a count above 0: Karma, Mocha, Jest, TAP, Jasmine, OpenLayers."""
 
 Cause = Literal["environment", "ambiguous"]
-"""environment: what is around the tests broke, and the run says nothing of a patch. ambiguous: a patch may
-have done it."""
+"""environment: something around the tests failed, and the run says nothing about the patch. ambiguous: the
+patch may be the cause."""
 _USED_UP = frozenset({"out of memory", "the disk is full"})
-"""What tests can do too: the environment's fault only where it is told before they began."""
+"""Tests can cause these too. They are the environment's fault only if they appear before the tests begin."""
 _SIGNATURES: tuple[tuple[str, Cause, str], ...] = (
     ("a browser did not start", "environment", r"Failed to launch|Failed to connect to the bus"),
     ("there is no display", "environment", r"cannot open display|Missing X server|unable to open X display"),
@@ -57,24 +56,23 @@ _SIGNATURES: tuple[tuple[str, Cause, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a log says."""
+    """The content of a log."""
 
     statuses: Statuses = field(default_factory=dict)
     problem: str = ""
-    """Why it is no result, if it is none; then there are no statuses."""
+    """Why the log is no result, if it is none. Then there are no statuses."""
     contradicted: bool = False
-    """Whether it is none because tests are reported, none of them to have failed, and the tests' command
-    failed."""
+    """Whether the log is no result because the tests' command failed while every reported test passed."""
     cause: Cause | None = None
-    """What a log without a result points to, if it points anywhere."""
+    """The likely cause if the log is no result; None if unknown."""
     exit_code: int | None = None
-    """The tests' own, where the script tells it."""
+    """The tests' own exit code, if the script prints it."""
 
 
 def read_log(log: str, parser: Parser, nonce: str = "", *, exit_code_decides: bool = True) -> Reading:
-    """Reads a log; with a nonce, markers count only with it behind them. Parsers may raise nothing.
+    """Reads a log. With a nonce, only markers followed by it count. `parser` must not raise.
 
-    Unless `exit_code_decides`, a command that failed without a failure in the log is a result all the same.
+    Unless `exit_code_decides`, the log is a result even if the command failed and no test did.
     """
     exit_code = _exit_code(log, nonce)
     start, end = _marker(START, nonce), _marker(END, nonce)
@@ -101,7 +99,7 @@ def read_log(log: str, parser: Parser, nonce: str = "", *, exit_code_decides: bo
 
 
 def _checked(statuses: Statuses, exit_code: int | None, no_result: Callable[[str], Reading]) -> Reading:
-    """The statuses, unless the exit code says that they are of another run."""
+    """The statuses, unless the exit code contradicts them."""
     failed = any(status in (LogStatus.FAILED, LogStatus.ERROR) for status in statuses.values())
     if exit_code not in (None, 0) and not failed:
         found = no_result(
@@ -112,9 +110,9 @@ def _checked(statuses: Statuses, exit_code: int | None, no_result: Callable[[str
 
 
 def diagnosis(log: str, start: str = START) -> tuple[str, Cause] | None:
-    """The first sign of trouble in a log that has no result: what, and whether a patch can be behind it.
+    """The first known problem in a log without a result: its name, and whether a patch can have caused it.
 
-    `start` is what marks the beginning of the tests' output.
+    `start` marks the beginning of the tests' output.
     """
     before = log.partition(start)[0]
     for name, cause, sign in _SIGNATURES:
@@ -125,11 +123,12 @@ def diagnosis(log: str, start: str = START) -> tuple[str, Cause] | None:
 
 
 def instrumented(script: str, nonce: str = "") -> str:
-    """The script with the tests' own exit code told behind the end of their output, and markers with the
-    nonce.
+    """The script with the nonce in its markers and a line that prints the tests' exit code after their output.
 
-    A script that marks no end comes back as it is.
+    A script without an end marker is returned unchanged.
     """
+    # The last markers count: earlier lines may mention them, in a comment or in a file that the script writes.
+    # `$?` is stored before the line of the end marker, which would overwrite it.
     lines = script.split("\n")
     end = max((number for number, line in enumerate(lines) if END in line), default=-1)
     start = max((number for number, line in enumerate(lines[: max(end, 0)]) if START in line), default=-1)
@@ -149,8 +148,9 @@ def _marker(text: str, nonce: str) -> str:
 
 
 def _said(marker: str, more: str = "") -> str:
-    """A command that prints it, so written that a script which prints its commands does not print the
-    marker by that.
+    """A command that prints the marker.
+
+    It splits the marker in two, so that a script under `set -x` does not print it with its commands.
     """
     return rf"printf '%s%s\n' '{marker[:3]}' '{marker[3:]}'{more}"
 

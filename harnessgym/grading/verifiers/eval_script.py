@@ -1,9 +1,8 @@
-"""Evaluation scripts for rows that carry none: how the repositories of SWE-bench run the tests that a test
-patch touches.
+"""Evaluation scripts for SWE-bench rows that have none: they run the tests that a test patch touches.
 
-Rows of version 5 bring their script. Older rows leave it to the harness, which keeps a command for each
-repository; those are here, in the form that fits most versions of a repository. What a row says itself always
-goes first.
+Rows of version 5 contain their script. Older rows leave it to the harness, which has a command for each
+repository. Those commands are here, in the form that fits most versions of a repository. A row's own script
+always wins.
 """
 
 import shlex
@@ -54,14 +53,14 @@ def parser_of(repo: str) -> str:
 
 
 def eval_type_of(repo: str) -> str:
-    """Whether its runner's output names tests that passed."""
+    """The `eval_type` of a repository: `fail_only` if its test runner names only failures."""
     return "fail_only" if repo in _FAIL_ONLY else "pass_and_fail"
 
 
 def eval_script(repo: str, test_patch: str, home: str, tests: Sequence[str] = (), command: str = "") -> str:
-    """A script that runs the test files of a patch, or `tests` if it names any; `command` goes before them.
+    """A script that runs the test files of a patch, or `tests` if given, with `command` if given.
 
-    Without a `home`, the repository is where the script is run, and installed nowhere.
+    Without a `home`, the repository is in the script's working directory and is not installed.
     """
     files = [path for path in patched_paths(test_patch) if not path.endswith(_NO_TESTS)]
     asked = list(tests) or ([_module(path) for path in files] if repo == "django/django" else files)
@@ -79,5 +78,5 @@ def eval_script(repo: str, test_patch: str, home: str, tests: Sequence[str] = ()
 
 
 def _module(path: str) -> str:
-    """How Django's runner names a file below `tests/`."""
+    """The name of a file below `tests/` for Django's runner."""
     return ".".join(PurePosixPath(path.removeprefix("tests/")).with_suffix("").parts)

@@ -1,5 +1,6 @@
-"""Runs an evaluation script in a workspace and reads its log: hostile data. What broke around the script
-is an error.
+"""Runs an evaluation script in a workspace and reads its log as hostile data.
+
+A failure of the environment is an error, not a result.
 """
 
 import secrets
@@ -12,9 +13,9 @@ from harnessgym.sandbox import ExecResult, Sandbox
 from harnessgym.task import Task
 
 EVAL_S = 1_800.0
-"""Seconds for a script, as SWE-bench has it."""
+"""Seconds for a script, as in SWE-bench."""
 _MOST = 48 << 20
-"""Bytes of a log that are kept, the last ones."""
+"""Bytes that are kept of a log, from its end."""
 _SCRIPT = "/tmp/harnessgym-eval.sh"  # noqa: S108  private to the sandbox
 _NO_SHELL = (126, 127)
 _TAIL = 2_000
@@ -26,7 +27,7 @@ class EvaluationRun:
 
     reading: Reading
     tail: str
-    """The end of what it printed."""
+    """The end of its output."""
     wall_s: float
 
 
@@ -39,11 +40,9 @@ async def evaluate(
     *,
     exit_code_decides: bool = True,
 ) -> EvaluationRun:
-    """Runs `script` with bash in the workspace, as the agent's user; what `exit_code_decides` is, `read_log`
-    says.
+    """Runs `script` with bash in the workspace, as the agent's user. For `exit_code_decides` see `read_log`.
 
-    Raises TaskError for a script or an image that cannot work, SandboxError when something broke that no
-    patch breaks.
+    Raises TaskError for a script or an image that cannot work, SandboxError when the environment failed.
     """
     if START not in script or END not in script:
         raise TaskError(
@@ -54,6 +53,7 @@ async def evaluate(
     result = await _run(sandbox, instrumented(script, nonce), timeout_s)
     log = text_of(result.stdout)
     tail = log[-_TAIL:]
+    # Only the end of a long log is kept, so the start marker may be cut off. What is left is the tests' output.
     if result.stdout_truncated and f"{START} {nonce}" not in log:
         log = f"{START} {nonce}\n{log}"
     if result.timed_out:
@@ -74,6 +74,6 @@ async def evaluate(
 
 
 async def _run(sandbox: Sandbox, script: str, timeout_s: float) -> ExecResult:
-    """One command, for `/tmp` may be another one for the next."""
+    """Writes and runs the script in one command, because the next command may see a different `/tmp`."""
     command = ["sh", "-c", 'cat >"$0" && exec bash "$0" 2>&1 </dev/null', _SCRIPT]
     return await sandbox.exec(command, stdin=script.encode(), timeout_s=timeout_s, max_output=_MOST)

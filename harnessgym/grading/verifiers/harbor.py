@@ -1,12 +1,11 @@
 """The verifier of Harbor tasks: `/tests/test.sh` in a fresh sandbox, and the reward files that it writes.
 
-What the agent left is in the workspace; `/logs/verifier` begins empty, so a reward that it left there is
-gone. The script's exit code is recorded and otherwise ignored, as Harbor does. A script that does not end in
-its time has measured nothing but the agent's code hanging: reward 0. A result that is none is TaskError.
+What the agent left is in the workspace. `/logs/verifier` starts empty, so a reward that the agent wrote there
+is gone. The script's exit code is recorded and otherwise ignored, as in Harbor. A script that times out means
+that the agent's code hung: reward 0. A missing or malformed result is a TaskError.
 
-The script runs the agent's code with its own rights, if it runs it at all, as it would under Harbor: such
-code can write the reward file itself. Tests that should be safe from that run it as another user, or compare
-its output.
+As under Harbor, the script may run the agent's code with its own rights, and such code can write the reward
+file itself. Tests that must be safe from that run the code as another user, or compare its output.
 """
 
 from pathlib import Path
@@ -18,11 +17,11 @@ from harnessgym.grading.verifiers.test_script import LOGS, clear, complete, look
 from harnessgym.task import Grade, Task
 
 KEY = "harbor"
-"""Where a task's metadata holds its `VerifierScript`."""
+"""Key of the `VerifierScript` in a task's metadata."""
 
 
 class HarborVerifier:
-    """See the module."""
+    """Runs a Harbor task's test script. See the module."""
 
     async def verify(self, task: Task, workspace: Path, place: Opener) -> Grade:  # noqa: ARG002
         """See `Verifier.verify`."""

@@ -1,7 +1,6 @@
-"""The verifier of R2E tasks: the results of the task's tests must be the expected ones, all of them and no
-others.
+"""The verifier of R2E tasks: the tests' results must be exactly the expected ones.
 
-The change is laid over the repository as it was, then the tests and the script that runs them, from the
+It applies the change to the initial repository, then copies the tests and the script that runs them from the
 image.
 """
 
@@ -57,16 +56,14 @@ class R2eVerifier:
 
 
 def results(statuses: Mapping[str, str]) -> dict[str, str]:
-    """Test to status as the expected results are written: without colours, and without what follows a
-    dash.
-    """
+    """Test to status in the form of the expected results: without colours, and cut at ` - `."""
     return {
         without_escapes(test).split(" - ", maxsplit=1)[0]: str(status) for test, status in statuses.items()
     }
 
 
 def same_results(statuses: Statuses, expected: Mapping[str, str]) -> bool:
-    """Whether both have the same tests, each with the same status."""
+    """Whether both have the same tests with the same statuses."""
     return results({test: status.value for test, status in statuses.items()}) == results(expected)
 
 
@@ -76,6 +73,7 @@ async def _graded(task: Task, sandbox: Sandbox, patch: bytes) -> Grade:
         raise TaskError(f"Task {task.id!r} has no metadata['r2e'], which says what its tests must give.")
     if await apply(task, sandbox, patch) is None:
         return no_grade("the patch does not apply", patch)
+    # Tests come after the patch and replace the agent's, so that its changes to them do not count.
     laid = await sandbox.exec(
         ["sh", "-c", _LAY, "lay", SET_ASIDE, spec["tests"], _RUN], user="root", timeout_s=_LAY_S
     )

@@ -1,9 +1,11 @@
-"""Whether tests say that an issue is resolved: pure functions of what tests did and what is expected of them.
+"""Decides whether an issue is resolved: pure functions of the tests' statuses and the expected ones.
 
-The rules are SWE-bench's (5.0.2). Every test that failed before (F2P) must pass: a skipped one does not, an
-expected failure does. Every test that passed before (P2P) must still: a skipped one does. Ids that a dataset
-cut off inside their parameters stand for the tests they are the beginning of, if those agree. Where a runner
-tells of failures alone, whatever did not fail has passed.
+The rules are SWE-bench's (5.0.2):
+
+- Every test that failed before (F2P) must pass. A skipped test does not count as a pass; an expected failure does.
+- Every test that passed before (P2P) must still pass. A skipped test counts as a pass.
+- An id that a dataset cut off inside its parameters stands for all tests that start with it, if they agree.
+- If a runner reports only failures, every other test has passed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,12 +25,12 @@ class Expectation:
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...] = ()
     eval_type: EvalType = "pass_and_fail"
-    """fail_only: the runner's output names nothing but failures."""
+    """fail_only: the runner's output names only failures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """Which expected tests did what they should."""
+    """Which expected tests passed and which failed."""
 
     f2p_passed: tuple[str, ...]
     f2p_failed: tuple[str, ...]
@@ -37,33 +39,32 @@ class Resolution:
 
     @property
     def f2p(self) -> float:
-        """Part of F2P that passed; 1 if there is none."""
+        """Fraction of F2P that passed; 1 if F2P is empty."""
         return _part(self.f2p_passed, self.f2p_failed)
 
     @property
     def p2p(self) -> float:
-        """Part of P2P that was maintained; 1 if there is none."""
+        """Fraction of P2P that still passes; 1 if P2P is empty."""
         return _part(self.p2p_passed, self.p2p_failed)
 
     @property
     def resolved(self) -> bool:
-        """All of both."""
+        """Whether all tests of both lists passed."""
         return not self.f2p_failed and not self.p2p_failed
 
 
 def resolution(statuses: Mapping[str, LogStatus], expected: Expectation) -> Resolution:
-    """What the tests' statuses mean for what is expected."""
+    """Compares the tests' statuses with the expected ones."""
     f2p = [_fixed(test, statuses, expected.eval_type) for test in expected.fail_to_pass]
     p2p = [_kept(test, statuses, expected.eval_type) for test in expected.pass_to_pass]
     return Resolution(*_halves(expected.fail_to_pass, f2p), *_halves(expected.pass_to_pass, p2p))
 
 
 def status_of(test: str, statuses: Mapping[str, LogStatus]) -> LogStatus | None:
-    """The status of an expected test; None if there is none, or if tests that a cut-off id may stand for
-    disagree.
-    """
+    """The status of an expected test; None if it has none, or if the tests of a cut-off id disagree."""
     if test in statuses:
         return statuses[test]
+    # An unclosed bracket is the sign of a cut-off id.
     if test.count("[") <= test.count("]"):
         return None
     meant = [status for other, status in statuses.items() if other.startswith(test)]

@@ -1,6 +1,6 @@
-"""What a test script left as its result: `reward.json`, else `reward.txt`. Pure functions over hostile bytes.
+"""Reads the result of a test script: `reward.json`, else `reward.txt`. Pure functions over hostile bytes.
 
-A result that is none is never a reward: every function here raises TaskError that names what was found.
+A malformed result is never a reward: every function here raises a TaskError that names what was found.
 """
 
 import json
@@ -13,7 +13,7 @@ from harnessgym.errors import TaskError
 from harnessgym.grading.grade import is_reward
 
 MAX_BYTES = 64 << 10
-"""A result file that is larger is no result."""
+"""Largest result file."""
 _MAX_CHANNELS = 256
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
@@ -22,11 +22,11 @@ Kind = Literal["file", "missing", "link", "folder", "special"]
 
 @dataclass(frozen=True, slots=True)
 class ResultFile:
-    """What lies at the path of a result file, its content never followed out of the sandbox."""
+    """What is at the path of a result file. Links are not followed."""
 
     kind: Kind
     data: bytes = b""
-    """At most `MAX_BYTES + 1` of it, where it is a file."""
+    """The first `MAX_BYTES + 1` bytes of a file."""
 
 
 MISSING = ResultFile("missing")
@@ -34,18 +34,18 @@ MISSING = ResultFile("missing")
 
 @dataclass(frozen=True, slots=True)
 class RewardChannels:
-    """The reward channels of a result file, and how they were read."""
+    """The reward channels of a result file, and where they come from."""
 
     rewards: Mapping[str, float]
-    """Always with "reward"."""
+    """Always has "reward"."""
     source: str
     """The file's name."""
     remark: str = ""
-    """How "reward" came about, where the file does not name it."""
+    """How "reward" was computed, if the file does not name it."""
 
 
 def result(json_file: ResultFile, text_file: ResultFile) -> RewardChannels:
-    """The rewards of `reward.json` if there is one, else of `reward.txt`. Raises TaskError."""
+    """The rewards in `reward.json` if it exists, else in `reward.txt`. Raises TaskError."""
     if json_file.kind != "missing":
         return _from_json(_text(json_file, "reward.json"))
     if text_file.kind != "missing":
@@ -78,6 +78,7 @@ def _text(found: ResultFile, name: str) -> str:
 
 
 def _from_text(text: str) -> float:
+    # `float` alone would accept "nan", "inf" and "1_0".
     word = text.strip()
     number = float(word) if _DECIMAL.fullmatch(word) else None
     if number is None or not is_reward(number):
@@ -108,7 +109,7 @@ def _from_json(text: str) -> RewardChannels:
 
 
 def _named(rewards: dict[str, float]) -> RewardChannels:
-    """With "reward": as it is there, else the only value, else the mean."""
+    """Adds "reward" if it is missing: the only value, or the mean of several."""
     if "reward" in rewards:
         return RewardChannels(rewards, "reward.json")
     if len(rewards) == 1:
@@ -118,6 +119,7 @@ def _named(rewards: dict[str, float]) -> RewardChannels:
             "reward.json",
             f"reward is {key!r}, the only key of reward.json",
         )
+    # Divide before adding: the sum of large finite values could overflow to infinity.
     mean = sum(value / len(rewards) for value in rewards.values())
     remark = f"reward is the mean of the {len(rewards)} keys of reward.json, none of which is called reward"
     return RewardChannels({**rewards, "reward": mean}, "reward.json", remark)

@@ -1,12 +1,11 @@
-"""The verifier of SWE-bench tasks: the change as a patch, laid over the repository as it was, with the task's
-own tests.
+"""The verifier of SWE-bench tasks: applies the change to the initial repository and runs the tests.
 
-    what was left → a patch → the pristine repository + the patch → the test files as they were → the
+    what was left → a patch → the pristine repository + the patch → the original test files → the
     evaluation script
 
-So nothing counts but the change itself. What the agent did to files that the test patch has, to its `.git`,
-or to files that git ignores is gone; what it did to other tests stands, as everywhere with SWE-bench. Reward
-1 if every expected test does what it should, else 0; the channels `f2p` and `p2p` are the parts that do.
+So only the change itself counts. Changes to files of the test patch, to `.git`, or to files that git ignores
+are discarded. Changes to other tests remain, as always in SWE-bench. The reward is 1 if every expected test
+has the right result, else 0. The channels `f2p` and `p2p` are the fractions that have it.
 """
 
 import json
@@ -30,13 +29,13 @@ from harnessgym.sandbox import Sandbox
 from harnessgym.task import Grade, Task
 
 _SHOWN = 50
-"""Tests of each kind that evidence names."""
+"""Most tests of each kind that the evidence names."""
 _PATCH_SHOWN = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A line of a predictions file."""
+    """One entry of a predictions file."""
 
     instance_id: str
     model_patch: str | None
@@ -56,10 +55,10 @@ class SweBenchVerifier:
 
 
 async def grade_prediction(task: Task, prediction: Prediction, place: Opener) -> Grade:
-    """The grade of somebody's patch. `place` opens a sandbox of the task's image with an empty workspace and
-    no network.
+    """Grades a patch from a predictions file.
 
-    Raises TaskError and SandboxError as `Verifier.verify`.
+    `place` opens a sandbox of the task's image with an empty workspace and no network. Raises TaskError and
+    SandboxError as `Verifier.verify` does.
     """
     if prediction.model_patch is None or not prediction.model_patch.strip():
         return no_grade("the prediction has no patch", b"")
@@ -69,7 +68,7 @@ async def grade_prediction(task: Task, prediction: Prediction, place: Opener) ->
 
 
 def read_predictions(path: Path) -> dict[str, Prediction]:
-    """Instance id to prediction, from JSON lines, a JSON list, or a JSON object by id. Raises TaskError."""
+    """Reads predictions by instance id, from JSON lines, a JSON list, or a JSON object. Raises TaskError."""
     try:
         raw = path.read_text(encoding="utf-8")
         rows = (
@@ -101,6 +100,8 @@ async def _graded(task: Task, sandbox: Sandbox, patch: bytes) -> Grade:
     how = await apply(task, sandbox, patch)
     if how is None:
         return no_grade("the patch does not apply", patch)
+    # The order matters: the agent's versions of the test files are reset before the test patch is applied,
+    # which would not apply over changes.
     owned = patched_paths(spec["test_patch"])
     await restore(task, sandbox, owned)
     script = spec["eval_script"] or eval_script(spec["repo"], spec["test_patch"], spec["home"])
@@ -124,10 +125,11 @@ async def doubted(
     *,
     exit_code_decides: bool = True,
 ) -> Grade:
-    """A grade of success, unless a test that must fail does not.
+    """Checks a successful grade with a planted test that must fail; tampering if it does not.
 
-    `spec` has `test_patch`, `fail_to_pass` and `log_parser`; what `exit_code_decides` is, `read_log` says.
+    `spec` has `test_patch`, `fail_to_pass` and `log_parser`. For `exit_code_decides` see `read_log`.
     """
+    # Only files of the test patch: the agent could have written any other test file.
     owned = set(patched_paths(spec["test_patch"]))
     tests = tuple(test for test in spec["fail_to_pass"] if test.split("::")[0] in owned)
     again = planted(script, spec["log_parser"], tests)
@@ -169,21 +171,21 @@ def _grade(spec: Mapping[str, Any], found: EvaluationRun, patch: bytes, how: str
 
 
 def no_grade(problem: str, patch: bytes, **more: Any) -> Grade:
-    """Nothing could be measured, and what was handed in is why: reward 0."""
+    """A grade of 0, because what was handed in could not be measured."""
     return Grade(
         {"reward": 0.0, "f2p": 0.0, "p2p": 0.0}, evidence={"problem": problem, **more, **shown_patch(patch)}
     )
 
 
 def shown_patch(patch: bytes) -> dict[str, Any]:
-    """A patch as evidence: its size, and as much of it as is kept."""
+    """A patch as evidence: its size, and its beginning."""
     return {"patch_bytes": len(patch), "patch": patch[:_PATCH_SHOWN].decode(errors="replace")}
 
 
 async def _lay_assets(task: Task, spec: Mapping[str, Any], sandbox: Sandbox) -> None:
-    """Binary files that the test patch needs and cannot carry, from a task repository on this machine.
+    """Writes the binary files that the test patch needs, from a task repository on this machine.
 
-    Those of the row's own patch are part of the solution.
+    The assets of the row's own patch belong to the solution and are left out.
     """
     folder = str(spec.get("assets") or "")
     for entry in spec["image_assets"].get("test_patch", ()) if folder else ():
@@ -198,7 +200,7 @@ async def _lay_assets(task: Task, spec: Mapping[str, Any], sandbox: Sandbox) -> 
 
 
 def _spec(task: Task) -> Mapping[str, Any]:
-    """Raises TaskError for a task of another format."""
+    """The task's `swe_bench` metadata. Raises TaskError for a task of another format."""
     spec = task.metadata.get("swe_bench")
     if not isinstance(spec, Mapping):
         raise TaskError(

@@ -1,7 +1,7 @@
-"""The verifier of SWE-rebench tasks: the tests that pass must be exactly those that are expected to, by name.
+"""The verifier of SWE-rebench tasks: exactly the expected tests must pass, compared by name.
 
-Names are compared without durations that runners put at their ends. The exit code of the tests' commands
-decides nothing, for it was not asked when the lists were made; it is in the evidence.
+Names are compared without the durations that runners append. The exit code of the tests' commands does not
+count, because the data set's lists were made without it. It is in the evidence.
 """
 
 import re
@@ -21,7 +21,7 @@ from harnessgym.sandbox import Sandbox
 from harnessgym.task import Grade, Task
 
 _RECOUNTED = "git apply -v --3way --recount --ignore-space-change --whitespace=nowarn"
-"""How the data set's own harness applies patches."""
+"""The command with which the data set's own harness applies patches."""
 _DURATIONS = (
     re.compile(r"\s*\[\s*\d+(?:\.\d+)?\s*(?:ms|s)\s*\]\s*$", re.IGNORECASE),
     re.compile(r"\s+in\s+\d+(?:\.\d+)?\s+(?:msec|sec)\b", re.IGNORECASE),
@@ -43,25 +43,25 @@ class SweRebenchVerifier:
 
 
 def without_duration(name: str) -> str:
-    """A test's name without the time that it took."""
+    """A test's name without its duration."""
     for pattern in _DURATIONS:
         name = pattern.sub("", name)
     return name.strip()
 
 
 def passed_names(statuses: Mapping[str, LogStatus]) -> frozenset[str]:
-    """The tests that passed. Of two names that differ in their durations alone, the last report stands."""
+    """The tests that passed. If two names differ only in their durations, the last report wins."""
     last = {without_duration(name): status for name, status in statuses.items()}
     return frozenset(name for name, status in last.items() if status is LogStatus.PASSED)
 
 
 def matches(statuses: Statuses, fail_to_pass: Iterable[str], pass_to_pass: Iterable[str]) -> bool:
-    """Whether the tests that passed are those of both lists, and no others."""
+    """Whether the tests that passed are exactly those of both lists."""
     return passed_names(statuses) == frozenset(map(without_duration, (*fail_to_pass, *pass_to_pass)))
 
 
 def script_of(commands: Iterable[str]) -> str:
-    """The commands, of which the first that fails is the last, with their output marked."""
+    """A script that marks its output and runs the commands until one fails."""
     run = "\n".join(commands)
     head = "#!/bin/bash\nexport _JAVA_OPTIONS=-Djava.net.preferIPv6Addresses=false"
     return f"{head}\necho '{START}'\n(\nset -e\n{run}\n)\necho '{END}'\n"

@@ -1,12 +1,11 @@
-"""The verifier of terminal-bench tasks: `run-tests.sh` in a fresh sandbox, and what its output says of each
-test.
+"""The verifier of terminal-bench tasks: runs `run-tests.sh` in a fresh sandbox and parses its output.
 
-Reward 1 if tests were reported and every one of them passed; a test that was skipped or failed as expected
-has not. Output that reports no test is a run that broke off, whoever is to blame: reward 0, as terminal-bench
-has it.
+The reward is 1 if the output reports tests and all of them passed. A test that was skipped or failed as
+expected did not pass. Output that reports no test is a run that broke off: reward 0, as in terminal-bench,
+whatever the cause.
 
-The report is text that the agent's code may print too, if the tests run it. So a second summary, or one whose
-lines and last line disagree on how many tests passed, is tampering.
+If the tests run the agent's code, it can print a report too. So a second summary, or one whose lines and last
+line disagree on how many tests passed, is tampering.
 """
 
 import re
@@ -20,7 +19,7 @@ from harnessgym.grading.verifiers.test_script import complete, run_script, scrip
 from harnessgym.task import Grade, Task
 
 KEY = "terminal_bench"
-"""Where a task's metadata holds its `VerifierScript`, and beside it `parser_name`."""
+"""Key of the `VerifierScript` in a task's metadata, which has `parser_name` beside it."""
 _HEADER = re.compile(r"^=+ *short test summary info *=+$", re.MULTILINE | re.IGNORECASE)
 _FOOTER = re.compile(
     r"^=+ (?:[0-9]+ [a-z]+(?:, )?)+ in [0-9.]+ ?s(?: \([0-9:]+\))? =+$|^=+ no tests ran in .*=+$",
@@ -35,20 +34,20 @@ _END = "SWEBench results ends here"
 
 @dataclass(frozen=True, slots=True)
 class TerminalBenchReport:
-    """What a script's output says."""
+    """The report in a script's output."""
 
     tests: Mapping[str, str]
-    """Test to status, in pytest's words."""
+    """Test to status, in pytest's terms."""
     tampered: str | None = None
 
     @property
     def passed(self) -> bool:
-        """Whether there are tests, and all passed."""
+        """Whether there are tests and all passed."""
         return bool(self.tests) and all(status == "PASSED" for status in self.tests.values())
 
 
 def pytest_report(output: str) -> TerminalBenchReport:
-    """The short test summary that pytest prints with `-rA`."""
+    """Parses the short test summary that pytest prints with `-rA`."""
     text = _ESCAPES.sub("", output.replace("\r\n", "\n"))
     parts = _HEADER.split(text)
     if len(parts) > 2:
@@ -76,7 +75,7 @@ def pytest_report(output: str) -> TerminalBenchReport:
 
 
 def swebench_report(output: str) -> TerminalBenchReport:
-    """The one word between the markers of SWE-bench's own runner."""
+    """Parses the one word between the markers of SWE-bench's own runner."""
     text = output.replace("\r\n", "\n")
     if text.count(_BEGIN) != 1 or text.count(_END) != 1:
         return TerminalBenchReport({})
@@ -88,11 +87,11 @@ PARSERS: Mapping[str, Callable[[str], TerminalBenchReport]] = {
     "pytest": pytest_report,
     "swebench": swebench_report,
 }
-"""By the names that tasks give."""
+"""A task's `parser_name` to the parser."""
 
 
 class TerminalBenchVerifier:
-    """See the module."""
+    """Runs a terminal-bench task's test script. See the module."""
 
     async def verify(self, task: Task, workspace: Path, place: Opener) -> Grade:  # noqa: ARG002
         """See `Verifier.verify`."""

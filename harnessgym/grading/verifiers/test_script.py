@@ -1,9 +1,8 @@
-"""Runs the test script of a task as a container of its own would: tests in `/tests`, results in
-`/logs/verifier`, as root.
+"""Runs the test script of a task as in a container of its own.
 
-Everything goes through one fresh sandbox. What the script fetches (`apt-get`, `curl`, `uv`, `pip`) is
-answered by what was put into the image ahead (`harnessgym.grading.verifiers.tools`); what was not there is
-the task's fault and no reward.
+Tests are in `/tests`, results in `/logs/verifier`. The script runs as root in one fresh sandbox. What it fetches (`apt-get`, `curl`, `uv`, `pip`) was put into the
+image beforehand (`harnessgym.grading.verifiers.tools`). If something is missing, that is the task's fault and
+gives no reward.
 """
 
 from collections.abc import Mapping
@@ -69,22 +68,20 @@ _TAIL = 4_000
 
 
 class VerifierScript(Config):
-    """What a task's metadata says of its test script. Beside it, `test_files` holds the texts that are
-    laid into `/tests`.
-    """
+    """The test script in a task's metadata. `test_files`, beside it, has the text files for `/tests`."""
 
     script: str = "test.sh"
-    """Below `/tests`."""
+    """Path below `/tests`."""
     laid: bool = True
-    """Whether tests are laid; else the image for grading has them."""
+    """Whether tests are copied into the sandbox; else the image for grading contains them."""
     rest: str = ""
-    """Tests that are no texts (`harnessgym.file_bundle`)."""
+    """Test files that are not text (`harnessgym.file_bundle`)."""
     executable: tuple[str, ...] = ()
-    """Tests that may be executed."""
+    """Test files with the executable bit."""
     env: Mapping[str, str] = Field(default_factory=dict)
     timeout_s: float = Field(600.0, gt=0)
     root: bool = True
-    """Whether it runs as root where there is root; else as the user that the agent was."""
+    """Whether it runs as root if the sandbox offers root; else as the agent's user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +91,7 @@ class ScriptRun:
     ended: ExecResult
     root: bool
     missing: tuple[str, ...] = ()
-    """What it asked for that is not in the image."""
+    """What it tried to fetch that the image lacks."""
 
     @property
     def evidence(self) -> dict[str, Any]:
@@ -111,7 +108,7 @@ class ScriptRun:
 
 
 def script_of(task: Task, key: str) -> VerifierScript:
-    """What stands in a task's metadata. Raises TaskError."""
+    """Reads the test script from a task's metadata. Raises TaskError."""
     try:
         return validate(VerifierScript, task.metadata.get(key, {}), f"Task {task.id!r}: metadata.{key}")
     except ConfigError as error:
@@ -119,9 +116,9 @@ def script_of(task: Task, key: str) -> VerifierScript:
 
 
 async def run_script(sandbox: Sandbox, test: VerifierScript, task: Task) -> ScriptRun:
-    """Lays the tests and runs their script to its end, or to its time limit, in the workspace.
+    """Copies the tests into the sandbox and runs their script in the workspace, up to its time limit.
 
-    Raises TaskError when the tests cannot be laid, SandboxError when the sandbox failed.
+    Raises TaskError when the tests cannot be copied, SandboxError when the sandbox failed.
     """
     root = Capability.ROOT in sandbox.capabilities
     user = "root" if root else None
@@ -130,6 +127,8 @@ async def run_script(sandbox: Sandbox, test: VerifierScript, task: Task) -> Scri
     collected = task.collect if task.verifier == "separate" else ()  # else it lies where the agent left it
     argv = ["sh", "-c", _LAY, "sh", test.script, _OWN, *flags, OUTSIDE, *collected]
     tests = Bundle(task.metadata.get("test_files", {}), test.rest, test.executable)
+    # A command of its own as root, before the script: it also empties `/logs/verifier`, so that no reward file
+    # of the agent's is there when the script starts.
     laid = await sandbox.exec(
         argv, user=user, stdin=tests.archive() if test.laid else None, timeout_s=_STEP_S
     )
@@ -147,9 +146,7 @@ async def run_script(sandbox: Sandbox, test: VerifierScript, task: Task) -> Scri
 
 
 async def clear(sandbox: Sandbox, test: VerifierScript, where: str) -> None:
-    """Takes tests and results out of a sandbox that an agent may be in again. Raises TaskError if that
-    cannot be done.
-    """
+    """Removes tests and results from a sandbox that an agent may use again. Raises TaskError."""
     user = "root" if Capability.ROOT in sandbox.capabilities else None
     argv = ["sh", "-c", _CLEAR, "sh", _OWN, "yes" if test.laid else ""]
     done = await sandbox.exec(argv, user=user, timeout_s=_STEP_S)
@@ -158,7 +155,7 @@ async def clear(sandbox: Sandbox, test: VerifierScript, where: str) -> None:
 
 
 async def look(sandbox: Sandbox, path: str) -> ResultFile:
-    """What lies at an absolute path in the sandbox, when everything that ran is dead. No link is followed."""
+    """Reads the file at an absolute path in the sandbox, after all processes have ended. Follows no link."""
     root = Capability.ROOT in sandbox.capabilities
     argv = ["sh", "-c", _READ, "sh", path, str(MAX_BYTES + 1)]
     done = await sandbox.exec(
@@ -171,9 +168,7 @@ async def look(sandbox: Sandbox, path: str) -> ResultFile:
 
 
 def complete(run: ScriptRun, test: VerifierScript, where: str) -> None:
-    """Raises TaskError if the script asked for something that is not in the image: then what it measured
-    means nothing.
-    """
+    """Raises TaskError if the image lacks something that the script fetched: its result means nothing."""
     if run.missing:
         raise TaskError(
             f"{where}: {test.script} asked for {'; '.join(run.missing[:8])[:1_000]}, and nothing can be "

@@ -1,11 +1,10 @@
-"""What a test script fetches before it tests, read ahead from its text, and put into the image while the
-network is open.
+"""Reads from a test script's text what it fetches, and puts that into the image while there is network.
 
 Test scripts of published tasks begin with `apt-get install`, `curl .../uv/install.sh | sh`, `uvx -w
-pytest==8.4.1 pytest` or `pip install pytest`. Grading has no network. So a layer of the grading image has
-these packages, and programs called `apt-get`, `curl`, `uv`, `uvx` and `pip` that come first on the script's
-`PATH`: they succeed for what is there, and say what is not (`runners/offline.py`). Every version of Python
-that `uvx -p` names is the image's one.
+pytest==8.4.1 pytest` or `pip install pytest`. Grading has no network. So a layer of the grading image contains
+these packages, and programs named `apt-get`, `curl`, `uv`, `uvx` and `pip` that come first on the script's
+`PATH`. They succeed for packages that are there and record the others (`runners/offline.py`). Whatever version
+of Python `uvx -p` names, the image's own is used.
 """
 
 import re
@@ -21,10 +20,10 @@ from harnessgym.grading.runners.offline import (
 
 FOLDER = "/opt/harnessgym/verifier"
 BIN = f"{FOLDER}/bin"
-"""What comes first on the `PATH` of test scripts."""
+"""First folder on the `PATH` of test scripts."""
 _SHIMS = ("apt", "apt-get", "curl", "wget", "uv", "uvx", "pip", "pip3")
 _SHIMMED = frozenset({"curl", "wget", "ca-certificates"})
-"""Debian packages that scripts install only to fetch uv, unless they call them for something else."""
+"""Debian packages that most scripts install only to fetch uv."""
 _REQUIREMENT = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._,-]+\])?\s*((===?|~=|!=|<=?|>=?)[A-Za-z0-9.*+!_,<>=~-]+)?"
 )
@@ -65,20 +64,20 @@ rm -rf /var/lib/apt/lists/*
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What test scripts fetch."""
+    """The packages that test scripts fetch."""
 
     fetches: bool = False
-    """Whether they fetch anything at all."""
+    """Whether they fetch anything."""
     pip: tuple[str, ...] = ()
     """Requirements, each package once."""
     apt: tuple[str, ...] = ()
     """Debian packages."""
     python: bool = False
-    """Whether what is installed must be there for plain `python3` too."""
+    """Whether plain `python3` must find the packages too."""
 
 
 def tools_of(folders: Sequence[Mapping[str, str]]) -> Tools:
-    """What the shell scripts in folders of tests fetch, as far as their lines say it in plain words."""
+    """What the shell scripts in folders of tests fetch, where a line names it literally."""
     reader = _Reader()
     for folder in folders:
         reader.tests = folder
@@ -89,8 +88,9 @@ def tools_of(folders: Sequence[Mapping[str, str]]) -> Tools:
 
 
 def install(tools: Tools) -> tuple[tuple[str, ...], ...]:
-    """The commands that put them into an image, for `harnessgym.task.GradingImage.install`; none if
-    nothing is fetched.
+    """The commands that install the tools into an image, for `harnessgym.task.GradingImage.install`.
+
+    Empty if the scripts fetch nothing.
     """
     if not tools.fetches:
         return ()
@@ -104,11 +104,11 @@ def install(tools: Tools) -> tuple[tuple[str, ...], ...]:
 
 
 class _Reader:
-    """Collects what calls fetch."""
+    """Collects what commands fetch."""
 
     def __init__(self) -> None:
         self.tests: Mapping[str, str] = {}
-        """Where files that scripts name lie."""
+        """The files that scripts may name."""
         self._pip: dict[str, str] = {}
         self._apt: dict[str, None] = {}
         self._fetches = self._python = self._fetching_else = False
@@ -160,7 +160,7 @@ class _Reader:
             self._read_run(words[words.index("run") + 1 :], tool=False)
 
     def _read_run(self, words: list[str], *, tool: bool) -> None:
-        """Options up to the command; a tool is a package too, unless another is named with `--from`."""
+        """Reads options up to the command. A tool's name is a package too, unless `--from` names another."""
         source = ""
         wanted = list[str]()
         while words and words[0].startswith("-"):
@@ -191,14 +191,15 @@ class _Reader:
             listed = word in ("-r", "--requirement")
 
     def _listed(self, path: str) -> list[str]:
-        """The lines of a requirements file that is among the tests."""
+        """The requirements in a file that is among the tests."""
         name = re.sub(r"^(/tests|\$\{?TEST_DIR\}?|\$\{?TESTS\}?)/", "", path)
         lines = self.tests.get(name, "").splitlines()
         return [line.split("#")[0].split(";")[0].strip().replace(" ", "") for line in lines]
 
 
 def _calls(script: str) -> Iterator[list[str]]:
-    """The simple commands of a shell script, as words; lines that are no shell are passed over."""
+    """The simple commands of a shell script, as words. Skips lines that cannot be parsed."""
+    # Line by line: one unbalanced quote, as in a here-document, must not hide the rest of the script.
     for line in re.sub(r"\\\n", " ", script).splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars="();<>|&")
         lexer.whitespace_split = True
@@ -217,7 +218,7 @@ def _calls(script: str) -> Iterator[list[str]]:
 
 
 def _bare(call: list[str]) -> list[str]:
-    """Without what stands before a program's name."""
+    """Removes keywords, assignments and wrappers before a program's name."""
     while call and (
         call[0] in ("sudo", "then", "else", "do", "if", "!", "time", "env", "exec")
         or re.match(r"\w+=", call[0])
