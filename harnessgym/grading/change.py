@@ -52,8 +52,8 @@ async def handed_in(task: Task, sandbox: Sandbox) -> Change:
     user = "root" if task.home and Capability.ROOT in sandbox.capabilities else None
     # The folder's name is random: the agent's files must not be able to occupy it.
     own = f".harnessgym-{secrets.token_hex(8)}"
-    # The order matters: git reads the agent's files and removes them before the task's set-up runs, so nothing
-    # of the agent's can run or be picked up while the initial files are written.
+    # The order matters: git reads the agent's files and removes them before the task's set-up runs, so
+    # nothing of the agent's can run or be picked up while the initial files are written.
     taken = await _run(sandbox, "git_take.sh", [own, SET_ASIDE if user else ""], stdin=_laid(task), user=user)
     if taken.timed_out:
         return Change(b"", f"what was left could not be read within {_STEP_S:.0f} s")
@@ -96,8 +96,8 @@ async def apply(task: Task, sandbox: Sandbox, patch: bytes, attempts: Sequence[s
 
 async def restore(task: Task, sandbox: Sandbox, paths: Sequence[str]) -> None:
     """Restores paths of the workspace to their initial state."""
-    # The script reads one path a line from stdin and removes what git does not know. So a path with a newline,
-    # or one that leads out of the workspace, must never reach it.
+    # The script reads one path a line from stdin and removes what git does not know. So a path with a
+    # newline, or one that leads out of the workspace, must never reach it.
     inside = [
         path
         for path in paths

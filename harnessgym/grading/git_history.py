@@ -1,8 +1,9 @@
 """Removes the future from a git repository: everything that is not an ancestor of the base commit.
 
 Agents look for the solution with `git log --all`, in reflogs, tags, stashes and packs. `scrub` runs where a
-repository is prepared, before any agent sees it, and removes the objects too. `leaks` lists what is left. Both
-run git on this machine, on repositories of the task's author, with hooks, global settings and replacements off.
+repository is prepared, before any agent sees it, and removes the objects too. `leaks` lists what is left.
+Both run git on this machine, on repositories of the task's author, with hooks, global settings and
+replacements off.
 """
 
 import os
@@ -38,15 +39,16 @@ def scrub(repo: Path, base: str) -> str:
     """
     inner = _git_folder(repo)
     commit = _commit(repo, base)
-    # Detach first: every ref is removed below, and HEAD must not point to one of them by then. Borrowed objects
-    # are copied before `_forget` removes the file that says where they are borrowed from.
+    # Detach first: every ref is removed below, and HEAD must not point to one of them by then. Borrowed
+    # objects are copied before `_forget` removes the file that says where they are borrowed from.
     _git(repo, "checkout", "-q", "--force", "--detach", commit)
     _own_objects(repo, inner)
     _forget(repo, inner)
     _git(repo, "update-ref", f"refs/heads/{BRANCH}", commit)
     _git(repo, "symbolic-ref", "HEAD", f"refs/heads/{BRANCH}")
     _git(repo, "reset", "-q", "--hard", commit)
-    # `reset` writes ORIG_HEAD again. Only now are the future's objects unreachable, so that pruning drops them.
+    # `reset` writes ORIG_HEAD again. Only now are the future's objects unreachable, so that pruning drops
+    # them.
     for name in ("ORIG_HEAD", "logs"):
         _remove(inner / name)
     _git(repo, "repack", "-q", "-n", "-a", "-d")
@@ -104,7 +106,8 @@ def _own_objects(repo: Path, inner: Path) -> None:
     """Copies objects that are borrowed from other repositories, and removes the files that protect packs."""
     if (inner / "objects/info/alternates").exists():
         _git(repo, "repack", "-q", "-n", "-a", "-d")
-    # `repack -d` never deletes a pack with one of these files beside it, and the future could be in that pack.
+    # `repack -d` never deletes a pack with one of these files beside it, and the future could be in that
+    # pack.
     for pattern in ("*.keep", "*.promisor", "*.bitmap", "*.mtimes", "tmp_*"):
         for path in (inner / "objects/pack").glob(pattern):
             path.unlink()
@@ -180,8 +183,8 @@ def _git(repo: Path, *words: str) -> bytes:
 
 
 def _run(repo: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
-    # The repository may be anybody's, and its settings could run programs. The variables and options below keep
-    # out this machine's git settings, hooks, file monitors, replacement objects, and the network.
+    # The repository may be anybody's, and its settings could run programs. The variables and options below
+    # keep out this machine's git settings, hooks, file monitors, replacement objects, and the network.
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     env |= {
         "GIT_CONFIG_NOSYSTEM": "1",

@@ -67,8 +67,8 @@ async def taken(
     removes if this process is killed; the default is the folder for temporary files. A folder that cannot be
     removed is no error, because the grade exists by then: `left_behind` is called with a sentence.
     """
-    # Kill first: a process that still runs could change files while they are read, so that what is graded never
-    # existed at one time. Hooks run after that, where no process of the agent's can meddle with them.
+    # Kill first: a process that still runs could change files while they are read, so that what is graded
+    # never existed at one time. Hooks run after that, where no process of the agent's can meddle with them.
     await sandbox.kill_all()
     failed = tuple([problem for hook in task.hooks if (problem := await _run(hook, sandbox))])
     root = Path(

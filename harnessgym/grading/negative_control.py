@@ -88,7 +88,8 @@ def planted(script: str, parser: str, tests: tuple[str, ...]) -> Planted | None:
     if match["group"]:
         group = f"{match['group']}_{secrets.token_hex(3)}"
         unit = f"unit_{secrets.token_hex(3)}"
-        # pytest collects a `unittest.TestCase` under any name, so the class can look like the group beside it.
+        # pytest collects a `unittest.TestCase` under any name, so the class can look like the group beside
+        # it.
         head = rf"\n\nimport unittest as {unit}\n\n\nclass {group}({unit}.TestCase):\n"
         text = rf"{head}    def {name}(self):\n        assert False\n"
         test = f"::{group}::{name}"

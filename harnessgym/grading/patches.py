@@ -54,8 +54,8 @@ def patched_paths(patch: str) -> tuple[str, ...]:
 
 def _headers(patch: str) -> Iterator[str]:
     """The lines outside of hunks."""
-    # A removed line `-- a/x` stands in a hunk as `--- a/x`, which looks like a header. So the line counts of each
-    # hunk's header decide where it ends.
+    # A removed line `-- a/x` stands in a hunk as `--- a/x`, which looks like a header. So the line counts
+    # of each hunk's header decide where it ends.
     old = new = 0
     for line in patch.split("\n"):
         if old > 0 or new > 0:
@@ -80,8 +80,8 @@ def _of_header(line: str) -> Iterator[str]:
 
 def _of_git_line(rest: str) -> Iterator[str]:
     """The path in `a/x b/x`, the only line that names a binary file or a change of the mode alone."""
-    # Unquoted names may hold spaces, so there is no separator to split at. The two halves are equal unless the
-    # file was renamed, and renames have lines of their own.
+    # Unquoted names may hold spaces, so there is no separator to split at. The two halves are equal unless
+    # the file was renamed, and renames have lines of their own.
     quoted = _QUOTED.findall(rest)
     if len(quoted) == 2:
         yield from (_unquoted(f'"{each}"')[2:] for each in quoted)

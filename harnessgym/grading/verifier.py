@@ -24,8 +24,8 @@ class Verifier(Protocol):
     async def verify(self, task: Task, workspace: Path, place: Opener) -> Grade:
         """Grades `workspace`, the export: regular files, folders, and links that stay inside it.
 
-        `place` opens a sandbox of the task's image with the same files in its workspace and without network.
-        In shared mode it is the agent's sandbox. Raises SandboxError when a sandbox failed, TaskError when the
-        task is at fault.
+        `place` opens a sandbox of the task's image with the same files in its workspace and without
+        network. In shared mode it is the agent's sandbox. Raises SandboxError when a sandbox failed,
+        TaskError when the task is at fault.
         """
         ...

@@ -1,4 +1,4 @@
-"""Tasks of a set by their ids."""
+"""Selects tasks of a set by their ids."""
 
 from collections.abc import Sequence
 
@@ -8,13 +8,14 @@ from harnessgym.task import Task, TaskSet
 
 
 def all_tasks(found: TaskSet) -> list[Task]:
-    """Both splits, in order."""
+    """The tasks of both splits, train first."""
     return [*found.tasks("train"), *found.tasks("test")]
 
 
 def chosen(found: TaskSet, only: Sequence[str] | None = None, limit: int | None = None) -> list[Task]:
-    """The tasks with these ids, all if there are none; the first so many. Raises ConfigError for an id
-    that there is not.
+    """The first `limit` tasks with the ids in `only`, or of all tasks.
+
+    Raises ConfigError for an unknown id.
     """
     tasks = all_tasks(found)
     if only:
@@ -23,7 +24,7 @@ def chosen(found: TaskSet, only: Sequence[str] | None = None, limit: int | None 
 
 
 def named(tasks: Sequence[Task], name: str) -> Task:
-    """The task with this id, or the only one whose id ends in it. Raises ConfigError, naming the nearest."""
+    """The task with this id, or the only one whose id ends with it. Raises ConfigError."""
     for task in tasks:
         if task.id == name:
             return task

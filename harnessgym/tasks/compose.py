@@ -1,8 +1,7 @@
-"""One service of a docker compose file, as far as a task of one container goes: image, build folder,
-environment, folder.
+"""Reads the one service of a docker compose file: image, build folder, environment, working folder.
 
-What would need a second container, or more of this machine than a sandbox gives, is a TaskError or is named
-in `without`.
+A task has one container. Anything that would need a second one, or more of this machine than a sandbox gives,
+is a TaskError or is named in `without`.
 """
 
 import os
@@ -24,27 +23,27 @@ _HARMLESS = frozenset(
         "restart", "stdin_open", "stop_grace_period", "tty", "working_dir",
     }
 )  # fmt: skip
-"""Keys that are read, or that change nothing in a sandbox."""
+"""Keys that are read here, or that have no effect in a sandbox."""
 _WAITS = re.compile(r"sleep|tail|cat|sh|bash|infinity|-[a-z]+|/dev/null|\d+|&&|;|true")
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What a compose file says of one service."""
+    """One service of a compose file."""
 
     image: str | None
-    """A name, or `context:FOLDER`; None if the file leaves it to who runs it."""
+    """A name, or `context:FOLDER`; None if the file names none."""
     workdir: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     without: tuple[str, ...] = ()
-    """A phrase for each key that is not followed."""
+    """A phrase for each key that is ignored."""
 
 
 def only_service(path: Path, name: str, known: Mapping[str, str]) -> Service:
-    """The service `name` of a file that has no other one. `known` are variables beside this machine's
-    environment.
+    """The service `name` of a file that has only this one.
 
-    Raises TaskError, naming the file and the key, for several services and for builds that cannot be done.
+    `known` adds variables to this machine's environment. Raises TaskError with the file and the key for
+    several services and for unsupported builds.
     """
     raw = _mapping(_read(path), path, "the file")
     services = _mapping(raw.get("services"), path, "services")
@@ -84,7 +83,7 @@ def _mapping(value: Any, path: Path, key: str) -> Mapping[str, Any]:
 
 
 def _filled(value: Any, known: Mapping[str, str]) -> Any:
-    """With variables put in, an unset one being empty, as compose does."""
+    """Fills in variables. As in compose, an unset variable is empty."""
     if isinstance(value, str):
         return _VARIABLE.sub(lambda found: _value(found, known), value)
     if isinstance(value, dict):
@@ -101,7 +100,7 @@ def _value(found: re.Match[str], known: Mapping[str, str]) -> str:
 
 
 def _context(build: Any, path: Path, name: str) -> str | None:
-    """What the service is built from, in the words of `Task.image`."""
+    """The folder that the service is built from, in the form of `Task.image`."""
     if build is None:
         return None
     table = {"context": build} if isinstance(build, str) else _mapping(build, path, f"{name}.build")

@@ -1,9 +1,8 @@
-"""The contract of a task format: one file each in this package, named by strings in the registry
-(`task_format`).
+"""The contract of a task format. Members are files of this package, named in the registry (`task_format`).
 
-A format looks at a path, says whether it is one of its own, and reads it: the tasks that can be used, a
-sentence for each that cannot, and notes about what was kept but means nothing here. One malformed task never
-takes the others with it.
+A format recognises its paths and reads them. It returns the usable tasks, a sentence for each task that is
+not usable, and notes about data that it kept but that has no effect here. A malformed task never affects
+the others.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,41 +16,41 @@ from harnessgym.task import Split, Task
 from harnessgym.tasks.notes import Notes, joined
 
 BASELINE_FILE = "baseline.json"
-"""Beside a task set: what `harnessgym tasks check` found (`harnessgym.validation.baseline`)."""
+"""File beside a task set with the results of `harnessgym tasks check` (`harnessgym.validation.baseline`)."""
 _SHOWN = 8
-"""Problems that one message lists."""
+"""Most problems that one message lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedTasks:
-    """What a path held."""
+    """The tasks of a path."""
 
     name: str
-    """What the set is called; the first part of its tasks' ids."""
+    """Name of the set; the first part of its tasks' ids."""
     tasks: tuple[Task, ...]
     """In a fixed order."""
     problems: tuple[str, ...] = ()
-    """A sentence for each task that was left out: the file, the key, what to do."""
+    """A sentence for each task that was left out, with the file, the key, and what to do."""
     notes: tuple[str, ...] = ()
-    """A sentence for each thing that was kept and has no effect, such as an unknown key."""
+    """A sentence for each thing that was kept without effect, such as an unknown key."""
 
 
 class TaskFormat(Protocol):
-    """How tasks of one kind are written down."""
+    """Reads tasks of one format."""
 
     def recognises(self, path: Path) -> bool:
-        """Whether the file or folder is of this format, by a cheap look at it."""
+        """Whether the file or folder has this format. Must be cheap."""
         ...
 
     def read(self, path: Path) -> LoadedTasks:
-        """Everything in it. Raises TaskError only when nothing at all can be said of the path."""
+        """Reads everything in it. Raises TaskError only if nothing at all can be read."""
         ...
 
 
 class ReadTasks:
-    """The tasks of one path in one format, read when they are first asked for.
+    """The tasks of one path in one format, read on first access.
 
-    Raises TaskError, listing the problems, when not one task can be used.
+    Access raises TaskError with the problems if no task is usable.
     """
 
     def __init__(self, format: TaskFormat, path: Path) -> None:  # noqa: A002
@@ -60,7 +59,7 @@ class ReadTasks:
 
     @property
     def baseline(self) -> Path:
-        """Where what was found of the tasks is kept: in the folder, or beside the file."""
+        """Path of the baseline: in the folder, or beside the file."""
         return (
             self.path / BASELINE_FILE
             if self.path.is_dir()
@@ -101,11 +100,10 @@ class ReadTasks:
 
 
 def read_folders(path: Path, marker: str, read: Callable[[Path, str, Notes], Task]) -> LoadedTasks:
-    """The tasks by id, each from one folder that holds the file `marker`: `path` itself, or every such folder
-    in it.
+    """The tasks by id, each from a folder with the file `marker`: `path` itself, or the folders in it.
 
-    `read` is given a folder, what stands before its task's id, and where to note what should be known; what
-    it raises as `TaskError` leaves the others. Raises `TaskError` if there is no such path.
+    `read` gets a folder, the prefix of its task's id, and where to add notes. If it raises `TaskError`, only
+    that task is left out. Raises `TaskError` if there is no such path.
     """
     if not path.is_dir():
         raise TaskError(f"There is no task folder {path}.")
@@ -128,7 +126,7 @@ def read_folders(path: Path, marker: str, read: Callable[[Path, str, Notes], Tas
 
 
 def without_doubles(tasks: Sequence[Task], where: Path) -> tuple[tuple[Task, ...], tuple[str, ...]]:
-    """The tasks whose id is theirs alone, or which came first with it; and a problem for each other."""
+    """The first task of each id, and a problem for each further one."""
     seen: dict[str, Task] = {}
     problems = []
     for task in tasks:

@@ -3,13 +3,13 @@
     fix-it/
       instruction.md    task.toml
       environment/      Dockerfile, or docker-compose.yaml with the one service `main`
-      tests/            test.sh writes /logs/verifier/reward.txt or reward.json; with a Dockerfile, the image
-      that tests solution/         solve.sh steps/NAME/       the same for each of several steps, where there
-      are several
+      tests/            test.sh writes /logs/verifier/reward.txt or reward.json; a Dockerfile is for grading
+      solution/         solve.sh
+      steps/NAME/       the same for each step, if there are several
 
-Harbor tests in the container that the agent used, unless a task says otherwise. Here every task is tested in
-a fresh container that holds what the agent left in its working folder, and nothing else of it;
-`harbor_shared@PATH` tests as Harbor does.
+Harbor runs tests in the agent's container, unless a task says otherwise. Here every task is tested in a fresh
+container with only the files that the agent left in its working folder. `harbor_shared@PATH` tests as Harbor
+does.
 """
 
 import tomllib
@@ -22,31 +22,32 @@ from harnessgym.tasks.harbor_task import read_task
 
 
 class Harbor:
-    """The format."""
+    """The format of Harbor task directories."""
 
     def __init__(self, *, shared: bool = False) -> None:
-        """`shared` tests tasks in the agent's own sandbox where they do not ask for another: what is left
-        there can cheat.
+        """With `shared`, tests run in the agent's own sandbox unless a task asks for another.
+
+        What the agent left there can affect them.
         """
         self._shared = shared
 
     def recognises(self, path: Path) -> bool:
-        """A folder of Harbor's layout, or of such folders. A `task.toml` with checks is a native task's."""
+        """Whether `path` has Harbor's layout, or contains such folders. A native `task.toml` has checks."""
         return path.is_dir() and (is_harbor(path) or any(is_harbor(child) for child in path.iterdir()))
 
     def read(self, path: Path) -> LoadedTasks:
-        """The tasks by id, each from one folder."""
+        """Reads the tasks by id, each from one folder."""
         return read_folders(path, "task.toml", partial(read_task, shared=self._shared))
 
 
 class HarborShared(Harbor):
-    """The same folders, tested in the agent's sandbox. Only ever used by name."""
+    """The same folders, tested in the agent's sandbox. Must be named explicitly."""
 
     def __init__(self) -> None:
         super().__init__(shared=True)
 
     def recognises(self, path: Path) -> bool:  # noqa: ARG002
-        """Never by itself."""
+        """Always False."""
         return False
 
 

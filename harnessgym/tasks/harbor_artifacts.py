@@ -1,6 +1,4 @@
-"""What of an agent's container is graded: its working folder, `/logs/artifacts`, and what a task names
-beside them.
-"""
+"""What is graded of an agent's container: its working folder, `/logs/artifacts`, and a task's other paths."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,12 +26,12 @@ _NEVER = (
     "/tmp",  # noqa: S108
     "/usr",
 )
-"""What the sandbox has of its own, or the system in the image needs."""
+"""Folders that belong to the sandbox or to the system in the image."""
 
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """In the words of `harnessgym.task.Task`."""
+    """The graded paths, as fields of `harnessgym.task.Task`."""
 
     artifacts: tuple[str, ...]
     collect: tuple[str, ...]
@@ -43,9 +41,9 @@ class Graded:
 def graded(
     artifacts: Sequence[Artifact], testing: HarborContainer, where: Path, notes: Notes, *, all_of: bool
 ) -> Graded:
-    """What the artifacts of a task come to; `all_of` is whether tests see the whole working folder anyway.
+    """The graded paths of a task. `all_of` says that tests see the whole working folder anyway.
 
-    Raises TaskError for one that no sandbox can hand over.
+    Raises TaskError for an artifact that no sandbox can export.
     """
     inside: list[str] = []
     collect = [_ALWAYS]
@@ -74,7 +72,7 @@ def graded(
 def _sort(
     path: PurePosixPath, home: str, inside: list[str], collect: list[str], folders: list[str], where: Path
 ) -> None:
-    """Puts one path where it belongs."""
+    """Adds one path to `inside`, or to `collect` and `folders`."""
     if not path.is_absolute():
         inside.append(str(path))
     elif home not in ("", WORKDIR) and path.is_relative_to(home):
@@ -82,7 +80,8 @@ def _sort(
     elif any(path.is_relative_to(folder) for folder in folders):
         collect.append(str(path))
     elif home == WORKDIR:
-        return  # in the working folder, as far as anybody can tell
+        # The image's WORKDIR is unknown, so the path may lie in it. Then the whole folder is graded.
+        return
     else:
         above = path.parent if path.suffix else path
         if str(above) == "/" or any(above.is_relative_to(each) for each in _NEVER):

@@ -1,4 +1,4 @@
-"""Which image a Harbor task's agent works in, and which its tests run in."""
+"""Finds the images that a Harbor task's agent works in and its tests run in."""
 
 import os
 from collections.abc import Mapping
@@ -15,9 +15,7 @@ from harnessgym.tasks.substitution import substituted_all
 
 
 def workdir_of(dockerfile: Path) -> str | None:
-    """The WORKDIR of the last stage; None if the file leaves it to the image it starts from, or to a
-    variable.
-    """
+    """The WORKDIR of the last stage; None if it comes from the base image or from a variable."""
     found: PurePosixPath | None = None
     for _, word, rest in instructions(dockerfile.read_text(encoding="utf-8", errors="replace")):
         if word == "FROM":
@@ -31,7 +29,7 @@ def workdir_of(dockerfile: Path) -> str | None:
 
 
 WORKDIR = "@workdir"
-"""The image's own WORKDIR, whatever that is."""
+"""Stands for the image's own WORKDIR."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +38,14 @@ class HarborContainer:
 
     image: str
     home: str
-    """The absolute path that the workspace stands for, `WORKDIR`, or nothing."""
+    """The absolute path that becomes the workspace, `WORKDIR`, or empty."""
     env: Mapping[str, str]
     has_tests: bool = False
-    """Whether `/tests` is the image's own."""
+    """Whether the image contains `/tests`."""
 
 
 def refuse(environment: Environment, folder: Path, where: Path) -> None:
-    """Raises TaskError for what no sandbox here has."""
+    """Raises TaskError if the task needs what no sandbox has."""
     lacking = (
         (environment.os == "windows" or _only_windows(folder), "os: it is for Windows; sandboxes are Linux"),
         (environment.gpus, f"gpus: it wants {environment.gpus}; sandboxes have none"),
@@ -89,9 +87,7 @@ def place_of(environment: Environment, folder: Path, where: Path, notes: Notes) 
 def grading_place(
     verifier: VerifierTable, folder: Path, agents: HarborContainer, where: Path, notes: Notes
 ) -> HarborContainer:
-    """The container that tests run in: the agent's kind, or the one that `tests/` or
-    `[verifier.environment]` describes.
-    """
+    """The container for tests: like the agent's, or as `tests/` or `[verifier.environment]` describes it."""
     tests = folder / "tests"
     own = any((tests / name).is_file() for name in ("Dockerfile", "docker-compose.yaml"))
     said = verifier.environment or Environment()
@@ -114,7 +110,8 @@ def _context(folder: Path) -> str | None:
 
 
 def _home(image: str, said: str | None) -> str:
-    """Where an agent works: as the task says, or its Dockerfile, or else the image."""
+    """The agent's working folder: from the task, its Dockerfile, or else the image."""
+    # The image's root cannot be a workspace: an empty home means a folder of its own.
     if said is None and image.startswith(CONTEXT):
         said = workdir_of(Path(image.removeprefix(CONTEXT)) / "Dockerfile")
     return WORKDIR if said is None else "" if said == "/" else said

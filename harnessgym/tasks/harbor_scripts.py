@@ -1,6 +1,4 @@
-"""Texts and scripts of a Harbor task or of one of its steps: instruction, solution, what is laid, what is
-waited for.
-"""
+"""Texts and scripts of a Harbor task or one of its steps: instruction, solution, files, healthcheck."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +9,9 @@ from harnessgym.task import Setup, Solution
 from harnessgym.tasks.harbor_table import Healthcheck
 
 _LAID = ".harnessgym-solution"
-"""Folder of the workspace that a solution comes in, until it is moved to `/solution`."""
+"""Folder of the workspace where a solution is written before it is moved to `/solution`."""
 _PACKED = ".harnessgym-packed"
-"""File that what is no text comes in, until it is unpacked."""
+"""Archive of files that are not text, until it is unpacked."""
 _UNPACK = f"""if [ -f {_PACKED} ]; then base64 -d {_PACKED} | gzip -dc | tar -xf - && rm -f {_PACKED}; fi
 """
 _SOLVE = f"""set -e
@@ -43,7 +41,7 @@ done
 
 
 def instruction(folder: Path, *, needed: bool) -> str:
-    """What the agent is told; may be empty where it is not `needed`."""
+    """The instruction for the agent. May be empty if it is not `needed`."""
     path = folder / "instruction.md"
     text = path.read_text(encoding="utf-8").strip() if path.is_file() else ""
     if needed and not text:
@@ -54,12 +52,12 @@ def instruction(folder: Path, *, needed: bool) -> str:
 
 
 def solution(folder: Path, env: Mapping[str, str]) -> Solution | None:
-    """What a folder with a `solve.sh` does; None if there is none."""
+    """The solution in a folder with a `solve.sh`; None if there is none."""
     return solved_by(bundle(folder), "solve.sh", env) if (folder / "solve.sh").is_file() else None
 
 
 def solved_by(files: Bundle, script: str, env: Mapping[str, str]) -> Solution:
-    """Files that are laid into `/solution`, and a script among them that is run in the working folder."""
+    """A solution: files for `/solution`, and a script among them that runs in the working folder."""
     laid = {f"{_LAID}/{name}": text for name, text in _values(files).items()}
     executable = "".join(f"{name}\n" for name in files.executable)
     values = [f"{key}={value}" for key, value in env.items()]
@@ -67,11 +65,10 @@ def solved_by(files: Bundle, script: str, env: Mapping[str, str]) -> Solution:
 
 
 def working_files(folder: Path, *waits: tuple[str, ...]) -> tuple[dict[str, str], Setup]:
-    """What is laid into the working folder before a step, and the commands then: its `setup.sh` is run,
-    then those given.
-    """
+    """The files for the working folder before a step, and its commands: first `setup.sh`, then `waits`."""
     files = bundle(folder)
     run = [("chmod", "+x", "--", *files.executable)] if files.executable else []
+    # Unpacking comes first: the executables and `setup.sh` may need the binary files.
     if files.rest:
         run.insert(0, ("sh", "-ec", _UNPACK))
     if "setup.sh" in files.texts:
@@ -80,7 +77,7 @@ def working_files(folder: Path, *waits: tuple[str, ...]) -> tuple[dict[str, str]
 
 
 def waiting(check: Healthcheck | None) -> tuple[tuple[str, ...], ...]:
-    """Commands that end when a healthcheck succeeds, or fail when it has failed often enough."""
+    """Commands that wait until a healthcheck succeeds, and fail after its number of retries."""
     if check is None:
         return ()
     times = (check.timeout_sec, check.interval_sec, int(check.start_period_sec), check.start_interval_sec)
@@ -88,5 +85,5 @@ def waiting(check: Healthcheck | None) -> tuple[tuple[str, ...], ...]:
 
 
 def _values(files: Bundle) -> dict[str, str]:
-    """All of a bundle as texts."""
+    """A bundle's files as texts. Files that are not text become one encoded archive."""
     return {**files.texts, **({_PACKED: files.rest} if files.rest else {})}

@@ -1,7 +1,7 @@
-"""`task.toml` of a Harbor task (schema 1.4): every key with its type. Keys that are not known are kept and
-told.
+"""`task.toml` of a Harbor task (schema 1.4): every key with its type.
 
-Deprecated keys (`version`, `memory = "2G"`, `storage`, `allow_internet`) are read as what they stand for.
+Unknown keys are kept and reported. Deprecated keys (`version`, `memory = "2G"`, `storage`, `allow_internet`)
+are translated to the current ones.
 """
 
 import re
@@ -28,7 +28,7 @@ _MIB = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 
 
 class Table(BaseModel):
-    """Base: unknown keys are allowed, and found again by `unknown`."""
+    """Base class. Unknown keys are allowed; `unknown` lists them."""
 
     model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
 
@@ -99,7 +99,7 @@ Artifacts = tuple[Annotated[Artifact, BeforeValidator(_artifact)], ...]
 
 
 class Network(Table):
-    """What a phase may reach."""
+    """The network that a phase may use."""
 
     network_mode: NetworkMode | None = None
     allowed_hosts: Hosts | None = None
@@ -113,7 +113,7 @@ class AgentTable(Network):
 
 
 class Healthcheck(Table):
-    """`[environment.healthcheck]`: what must succeed before the agent starts."""
+    """`[environment.healthcheck]`: a command that must succeed before the agent starts."""
 
     command: str = Field(min_length=1)
     interval_sec: float = Field(5.0, ge=0)
@@ -185,9 +185,7 @@ class Environment(Network):
 
 
 class Collect(Table):
-    """`[[verifier.collect]]`: a command in the agent's environment, after the agent, that makes what is
-    graded.
-    """
+    """`[[verifier.collect]]`: a command that runs after the agent in its environment, before grading."""
 
     command: str = Field(min_length=1)
     service: str = "main"
@@ -226,7 +224,7 @@ class StepTable(Table):
 
 
 class Author(Table):
-    """Of `[task]`."""
+    """An author in `[task]`."""
 
     name: str
     email: str | None = None
@@ -281,7 +279,7 @@ class HarborTable(Table):
 
 
 def unknown(table: BaseModel, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of everything that was written and has no meaning."""
+    """Dotted key and value of every unknown entry."""
     for key, value in (table.model_extra or {}).items():
         yield at + key, value
     for key in type(table).model_fields:

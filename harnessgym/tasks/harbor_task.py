@@ -1,6 +1,4 @@
-"""One Harbor task folder as a `Task`: what each part of it stands for here, and what of it cannot be
-followed.
-"""
+"""Reads one Harbor task folder as a `Task`, and notes the parts that have no effect here."""
 
 import json
 import os
@@ -26,20 +24,20 @@ from harnessgym.tasks.substitution import substituted_all
 
 GRADER = "harnessgym.grading.verifiers.harbor:verifier"
 _AGENT_S = 600.0
-"""An agent's seconds where the task does not say."""
+"""Seconds for an agent if the task sets none."""
 _SHARED = (
     "tests are run in a fresh container that holds what the agent left in its working folder and "
     "/logs/artifacts, where Harbor "
     "would use the agent's own; harbor_shared@PATH does as Harbor"
 )
 TESTS = "test_files"
-"""Where a task's metadata holds its tests."""
+"""Key of the tests in a task's metadata."""
 _SCRIPT = "test.sh"
 _FOLDERS = ("mkdir", "-p", "/logs/agent", "/logs/verifier", "/logs/artifacts")
 
 
 def read_task(folder: Path, prefix: str, notes: Notes, *, shared: bool = False) -> Task:
-    """The task of one folder. Raises TaskError naming the file, the key, and what to do."""
+    """Reads the task of one folder. Raises TaskError with the file, the key, and what to do."""
     where = folder / "task.toml"
     raw = _raw(where)
     table = _checked(raw, where)
@@ -94,7 +92,7 @@ def read_task(folder: Path, prefix: str, notes: Notes, *, shared: bool = False) 
 
 
 class _Reading:
-    """What the steps of one folder have in common."""
+    """The data that all steps of one folder share."""
 
     def __init__(
         self, folder: Path, where: Path, table: HarborTable, testing: HarborContainer, shared: bool
@@ -107,7 +105,7 @@ class _Reading:
         self.solution_env = substituted_all(table.solution.env, os.environ, f"{where}: solution.env")
 
     def judged(self, verifier: VerifierTable, *more: Path) -> dict[str, Any]:
-        """The metadata that grade the task, or a step, whose tests are laid over the task's."""
+        """The metadata for grading the task, or a step, whose tests are copied over the task's."""
         env = substituted_all(verifier.env, os.environ, f"{self.where}: verifier.env")
         spec = VerifierScript(
             env={**self.testing.env, **env},
@@ -150,7 +148,7 @@ class _Reading:
 
 
 def _inherited(task: VerifierTable, step: VerifierTable) -> dict[str, Any]:
-    """What a step's verifier has of the task's, because it does not say it."""
+    """The settings that a step's verifier inherits from the task's."""
     said = step.model_fields_set
     rest = {key: getattr(task, key) for key in ("timeout_sec", "user") if key not in said}
     return {**rest, "env": {**task.env, **step.env}}
@@ -188,7 +186,7 @@ def _limits(table: HarborTable) -> Limits:
 
 
 def _hooks(collects: Sequence[Collect], where: Path) -> tuple[Hook, ...]:
-    """Each once."""
+    """The hooks of the collect commands, without duplicates."""
     for collect in collects:
         if collect.service != "main":
             raise TaskError(
@@ -203,7 +201,7 @@ def _hooks(collects: Sequence[Collect], where: Path) -> tuple[Hook, ...]:
 
 
 def _tell(table: HarborTable, folder: Path, notes: Notes, *, own: bool) -> None:
-    """What is read and has no effect."""
+    """Notes everything that was read and has no effect."""
     for key, _ in unknown(table):
         notes.say(f"task.toml: {key} is not known; it is kept in the metadata and has no effect")
     if own:
@@ -242,7 +240,7 @@ def _tell(table: HarborTable, folder: Path, notes: Notes, *, own: bool) -> None:
 
 
 def _json(value: Any) -> Any:
-    """As JSON values: what TOML has beyond them becomes text."""
+    """Converts to JSON values. TOML's other types become text."""
     return json.loads(
         json.dumps(
             value, default=lambda each: each.model_dump() if hasattr(each, "model_dump") else str(each)

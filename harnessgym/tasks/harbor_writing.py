@@ -1,9 +1,8 @@
-"""Tasks as Harbor directories: what `harnessgym.tasks.harbor` reads, and Harbor itself, written from a
-`Task`.
+"""Writes tasks as Harbor directories, which `harnessgym.tasks.harbor` and Harbor itself can read.
 
-For tasks that are judged by checks which need nothing of ours while they run: `io`, `files`, `command` and
-`pytest`. They become a test script with a program of the standard library, so the image must have python3,
-and pytest for the last.
+Only for tasks with checks that run without HarnessGym: `io`, `files`, `command` and `pytest`. They become a
+test script and a program that uses only the standard library. So the image must have python3, and pytest for
+`pytest` checks.
 """
 
 import json
@@ -33,12 +32,11 @@ _SAID = frozenset({
     "id", "instruction", "split", "seed", "files", "image", "limits", "network", "needs", "setup", "artifacts", "grader",
     "solution", "metadata", "verifier", "env",
 })  # fmt: skip
-"""Fields of a task that a Harbor directory has a place for. Without one of the others it would be another
-task."""
+"""Fields of a task that a Harbor directory can express. A task that sets others is refused."""
 _WRITABLE = {"io": Io, "files": Files, "command": CommandCheck, "pytest": PytestCheck}
 _PROGRAM = "check.py"
 _JUDGE = ("pytests.py", "testing.py", "pytest_report.py", "outcome.py")
-"""What `pytest` checks need beside the program."""
+"""Further files that `pytest` checks need."""
 _TAKEN = (
     "test.sh",
     _PROGRAM,
@@ -56,7 +54,7 @@ _LEAST_S = 60.0
 
 
 class HarborWriter:
-    """A Harbor directory."""
+    """Writes Harbor directories."""
 
     def write(self, task: Task, folder: Path) -> Sequence[str]:
         """See `harnessgym.tasks.writing.TaskWriter`."""
@@ -81,7 +79,8 @@ class HarborWriter:
 
 
 def _checks(task: Task) -> Sequence[Check]:
-    """The task's checks. Raises TaskError for a task that would be another one as a directory."""
+    """The task's checks. Raises TaskError for a task that a directory cannot express."""
+    # Compare with a plain task, so that a field that is added to `Task` later is refused and not dropped.
     if task.grader not in (GRADER, "checks"):
         raise TaskError(f"It is judged by {task.grader!r}; only checks ({GRADER}) can become a test script.")
     plain = Task(task.id, task.instruction)
@@ -112,7 +111,7 @@ def _checks(task: Task) -> Sequence[Check]:
 
 
 def _notes(task: Task, checks: Sequence[Check]) -> Sequence[str]:
-    """What the format cannot say, or says otherwise."""
+    """A note for everything that the format cannot express, or expresses differently."""
     pytest = any(isinstance(check, PytestCheck) for check in checks)
     needed = (
         "python3 of 3.10 or later with pytest, which users other than root can run" if pytest else "python3"
@@ -163,7 +162,7 @@ def _table(task: Task, checks: Sequence[Check]) -> dict[str, Any]:
 
 
 def _seconds(check: Check) -> float:
-    """The most that a check may take."""
+    """The longest that a check may take, in seconds."""
     return (
         check.timeout_s * len(check.cases) + check.compile_timeout_s
         if isinstance(check, Io)
@@ -181,7 +180,7 @@ def _dockerfile(task: Task) -> str:
 
 
 def _program(task: Task, checks: Sequence[Check]) -> Mapping[str, str]:
-    """The test script, and what it runs."""
+    """The test script and the files that it needs."""
     plan = {
         "score": task.metadata.get("score", "all"),
         "artifacts": task.artifacts,
@@ -200,7 +199,7 @@ def _program(task: Task, checks: Sequence[Check]) -> Mapping[str, str]:
 
 
 def _text(path: str) -> str:
-    """A module of the grading, as one that lies in the folder of those it imports."""
+    """The text of a grading module, changed to import its neighbours from its own folder."""
     return (
         (resources("harnessgym.grading") / path)
         .read_text(encoding="utf-8")

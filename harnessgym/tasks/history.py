@@ -1,7 +1,7 @@
-"""The repository of a task, from a `git fast-import` stream to one that ends at the base commit.
+"""Cuts the repository of a task, given as a `git fast-import` stream, at the base commit.
 
-The stream is imported on this machine, the future is scrubbed, and what is left is exported as a stream
-again: the text that goes into the sandbox holds nothing else. Commit ids stay what they were.
+The stream is imported on this machine, the future is removed, and the rest is exported as a stream again. So
+the text that enters the sandbox has nothing else. Commit ids do not change.
 """
 
 import os
@@ -13,20 +13,18 @@ from harnessgym.errors import TaskError
 from harnessgym.grading.git_history import BRANCH, scrub
 
 STREAM = ".history.stream"
-"""Where the stream lies in the workspace until the set-up has imported it."""
+"""Path of the stream in the workspace, until the set-up imports it."""
 SETUP = (
     f"git init -q -b {BRANCH} . && git fast-import --quiet <{STREAM} && git reset -q --mixed {BRANCH} && rm "
     f"{STREAM} "
     "&& git checkout-index -a -q && git config user.name agent && git config user.email agent@localhost && "
     "rm -rf .git/logs"
 )
-"""What imports it. Files that the task lays besides stay as they are."""
+"""The command that imports it. The task's other files stay as they are."""
 
 
 def past_of(stream: Path, base: str) -> tuple[str, str]:
-    """The stream of everything up to `base`, and that commit's id. Raises TaskError when it cannot be
-    made.
-    """
+    """The stream of everything up to `base`, and that commit's id. Raises TaskError if that fails."""
     with tempfile.TemporaryDirectory(prefix="harnessgym-history-") as temporary:
         folder = Path(temporary)
         _git(folder, "init", "-q", "-b", BRANCH, ".")
@@ -51,6 +49,7 @@ def _read(path: Path) -> bytes:
 
 
 def _git(folder: Path, *words: str, stdin: bytes = b"") -> bytes:
+    # Settings of this machine's user could change the exported text, and with it the task's digest.
     env = {
         "PATH": os.environ["PATH"],
         "GIT_CONFIG_NOSYSTEM": "1",

@@ -1,15 +1,15 @@
 """The I/O judge: problems with inputs and outputs, for programs in any language that a short file describes.
 
     sums/
-      language.toml           one language, or languages/*.toml, or `languages` in judge.toml for shipped ones
-      judge.toml              optional: what the set is called and how it compares
-      problems.jsonl          one problem a line; or problems.toml, .yaml, .json; or problems/, with a file or
-      folder each problems/add/           statement.md, cases/1.in, cases/1.out, solutions/lua.lua, and
-      problem.toml for the rest
+      language.toml      one language, or languages/*.toml, or `languages` in judge.toml for shipped ones
+      judge.toml         optional: the set's name and how output is compared
+      problems.jsonl     one problem a line; or problems.toml, .yaml, .json; or problems/, with a file or
+                         folder for each problem:
+      problems/add/      statement.md, cases/1.in, cases/1.out, solutions/lua.lua, and problem.toml
 
-Every problem in every language is a task: the agent writes one source file, which is compiled and run on each
-case in a fresh sandbox. What the cases expect never enters it. Judging code by nothing but what it reads and
-prints, so that one verifier does for all languages, is the idea of Agnostics (Boruch-Gruszecki et al., 2025,
+Every problem in every language is a task. The agent writes one source file, which is compiled and run on each
+case in a fresh sandbox. The expected output never enters it. Code is judged only by what it reads and prints,
+so one verifier works for all languages. This is the idea of Agnostics (Boruch-Gruszecki et al., 2025,
 arXiv:2508.04865).
 """
 
@@ -51,7 +51,7 @@ class Case(Config):
 
 
 class IoProblem(Config):
-    """One problem, in no language yet."""
+    """One problem, independent of the language."""
 
     id: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
@@ -64,10 +64,10 @@ class IoProblem(Config):
     solutions: Mapping[str, str] = Field(default_factory=dict)
     """Language to source text."""
     match: Match | None = None
-    """Instead of the set's."""
+    """Overrides the set's."""
     tolerance: float | None = Field(None, ge=0)
     timeout_s: float | None = Field(None, gt=0, le=3_600)
-    """Instead of the language's."""
+    """Overrides the language's."""
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -75,26 +75,25 @@ class JudgeTable(Config):
     """`judge.toml`."""
 
     name: str = ""
-    """The folder's name, if empty."""
+    """Name of the set. If empty, the folder's name."""
     languages: tuple[str, ...] = ()
-    """Shipped languages, beside those that have a file."""
+    """Shipped languages, in addition to those that have a file."""
     toolchains: Literal["machine", "image"] = "machine"
-    """machine: compilers and interpreters are this machine's, in sandboxes that show its programs; a
-    language that is not there is left out. image: each language is installed into a container image, as a
-    cached layer."""
+    """machine: use this machine's compilers and interpreters, in sandboxes that show its programs; a missing
+    language is left out. image: install each language into a container image, as a cached layer."""
     image: str | None = None
-    """Image that it is installed into; the sandbox backend's own, if there is none."""
+    """Image into which languages are installed; None is the sandbox backend's own."""
     match: Match = "stripped"
     tolerance: float = Field(1e-6, ge=0)
     score: Literal["all", "fraction"] = "all"
-    """all: 1 if every case passes, else 0. fraction: the cases that pass over all."""
+    """all: 1 if every case passes, else 0. fraction: the fraction of cases that pass."""
     limits: dict[str, Any] = Field(default_factory=dict)
     """See `harnessgym.task.Limits`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Set:
-    """What all tasks of a set have in common."""
+    """The data that all tasks of a set share."""
 
     name: str
     judge: JudgeTable
@@ -103,19 +102,17 @@ class _Set:
 
 
 class IoJudge:
-    """The format."""
+    """The format of folders with a language and problems."""
 
     def recognises(self, path: Path) -> bool:
-        """A folder with a language file, a folder of them or a judge.toml, and with problems; and no
-        task.toml.
-        """
+        """Whether a folder has problems, a language or a judge.toml, and no task.toml."""
         if not path.is_dir() or (path / "task.toml").exists():
             return False
         described = _first(path, "judge") or _first(path, "language") or any(_files(path / "languages"))
         return bool(described) and bool(_rows_file(path) or (path / "problems").is_dir())
 
     def read(self, path: Path) -> LoadedTasks:
-        """The tasks by id."""
+        """Reads the tasks by id."""
         notes: list[str] = []
         problems: list[str] = []
         common = _common(path, notes, problems)
@@ -159,7 +156,8 @@ def _common(path: Path, notes: list[str], problems: list[str]) -> _Set:
 
 
 def _languages(path: Path, judge: JudgeTable, notes: list[str]) -> Iterator[Any]:
-    """Functions that each give one language, or raise TaskError."""
+    """Functions that each return one language or raise TaskError."""
+    # Functions and not values: the caller catches the error of each, so that one bad file leaves the others.
     own = _first(path, "language")
     for file in ([own] if own is not None else []) + _files(path / "languages"):
 
@@ -174,7 +172,7 @@ def _languages(path: Path, judge: JudgeTable, notes: list[str]) -> Iterator[Any]
 
 
 def _problems(path: Path) -> Iterator[tuple[str, Any]]:
-    """Where a problem is, and a function that reads it or raises TaskError."""
+    """The place of each problem, and a function that reads it or raises TaskError."""
     rows = _rows_file(path)
     if rows is not None:
         yield from _rows(rows)
@@ -235,7 +233,7 @@ def _row(line: str, where: str) -> Any:
 
 
 def _of_folder(folder: Path) -> dict[str, Any]:
-    """What a folder says of a problem, beside its problem.toml."""
+    """The problem in a folder: its files, and its problem.toml."""
     table = _first(folder, "problem")
     found: dict[str, Any] = {"id": folder.name, **(read_table(table) if table is not None else {})}
     statement = folder / "statement.md"
@@ -254,6 +252,7 @@ def _of_folder(folder: Path) -> dict[str, Any]:
 
 
 def _by_number(path: Path) -> tuple[int, str]:
+    # By length first, so that 10.in comes after 9.in.
     return (len(path.stem), path.stem)
 
 
@@ -283,7 +282,7 @@ def _strange(raw: Mapping[str, Any], model: type[Config], where: str) -> list[st
 
 
 def _accepted(model: type[Config]) -> set[str]:
-    """The keys that a model takes, aliases among them."""
+    """The keys that a model accepts, aliases included."""
     names: set[str] = set()
     for name, field in model.model_fields.items():
         alias = field.validation_alias
@@ -344,7 +343,7 @@ def _check(judge: JudgeTable, problem: IoProblem, language: ProgrammingLanguage)
 
 
 def _explained(language: ProgrammingLanguage, *, in_image: bool) -> tuple[str, ...]:
-    """The probe, saying how to get what is missing."""
+    """The probe, with a message that says how to install what is missing."""
     script = 'why=$1; shift; "$@" >/dev/null </dev/null || { printf "%s\\n" "$why" >&2; exit 1; }'
     why = f"{language.language} cannot be used in this sandbox. {language.remedy}"
     if not in_image:

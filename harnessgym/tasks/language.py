@@ -1,5 +1,4 @@
-"""Programming languages as short files: how one is installed, compiled and run. With that, the I/O judge
-judges any of them.
+"""Programming languages as short files for the I/O judge: how one is installed, compiled and run.
 
 ```toml
 language = "lua"
@@ -9,8 +8,8 @@ run = "lua5.4 {file}"
 timeout_s = 10
 ```
 
-In `compile` and `run`, `{file}` is the source file and `{program}` what the compiler makes. Those in
-`languages/` are shipped; a file that gives only some of the keys of a shipped language changes those.
+In `compile` and `run`, `{file}` is the source file and `{program}` the compiled program. The languages in
+`languages/` are shipped. A file with some of the keys of a shipped language overrides those keys.
 """
 
 import json
@@ -30,9 +29,9 @@ from harnessgym.config import Config, nearest, validate
 from harnessgym.errors import ConfigError, TaskError
 
 SUFFIXES = (".toml", ".yaml", ".yml", ".json")
-"""Of files that hold tables."""
+"""Suffixes of files that hold tables."""
 _MACHINE = f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin"
-"""Where sandboxes that show this machine's programs look for them."""
+"""The `PATH` in sandboxes that show this machine's programs."""
 _THERE = (
     'for each in "$@"; do command -v "$each" >/dev/null || { echo "$each is not there" >&2; exit 1; }; done'
 )
@@ -43,29 +42,29 @@ class ProgrammingLanguage(Config):
     """One language."""
 
     language: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9+#_-]*$")
-    """Its name; the last part of its tasks' ids."""
+    """Name of the language; the last part of its tasks' ids."""
     extension: str = Field(pattern=r"^[A-Za-z0-9_]+$")
     file: str = Field("", pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$|^$")
-    """What the agent writes; `solution.EXTENSION`, if empty."""
+    """File that the agent writes. If empty, `solution.EXTENSION`."""
     install: tuple[tuple[str, ...], ...] = ()
-    """Commands that put it into an image, as root with the network open; a string is for the shell."""
+    """Commands that install the language into an image, as root with network. A string is for the shell."""
     compile: tuple[str, ...] = ()
-    """A command, or nothing; a string is split into words as a shell would."""
+    """Command that compiles the source, or empty. A string is split into words as in a shell."""
     run: tuple[str, ...] = Field(min_length=1)
-    """A command, for each case."""
+    """Command that runs each case."""
     probe: tuple[str, ...] = ()
-    """A command that succeeds where the language can be used; if empty, the programs of the other two must
-    be there."""
+    """Command that succeeds if the language can be used. If empty, the programs of `compile` and `run` must
+    exist."""
     timeout_s: float = Field(10.0, gt=0, le=3_600)
     """Seconds for each case."""
     compile_timeout_s: float = Field(60.0, gt=0, le=3_600)
     prompt: str = ""
-    """A sentence for the agent, such as which version it is."""
+    """A sentence for the agent, such as the version."""
 
     @model_validator(mode="before")
     @classmethod
     def _short(cls, raw: Any) -> Any:
-        """`timeout` is the paper's name for `timeout_s`; one string is one command."""
+        """Accepts short forms: `timeout` (the paper's name for `timeout_s`), and a string for a command."""
         raw = dict(raw)
         if "timeout" in raw:
             raw.setdefault("timeout_s", raw.pop("timeout"))
@@ -96,7 +95,7 @@ class ProgrammingLanguage(Config):
 
     @property
     def programs(self) -> tuple[str, ...]:
-        """The programs that it needs, as far as they can be seen."""
+        """The programs that `compile` and `run` start, if they are named literally."""
         first = (words[0] for words in (self.compile, self.run) if words)
         return tuple(
             dict.fromkeys(
@@ -106,16 +105,16 @@ class ProgrammingLanguage(Config):
 
     @property
     def probing(self) -> tuple[str, ...]:
-        """A command that succeeds in a sandbox where it can be used."""
+        """A command that succeeds in a sandbox where the language can be used."""
         return self.probe or ("sh", "-c", _THERE, "sh", *self.programs)
 
     def command(self, words: Sequence[str]) -> tuple[str, ...]:
-        """`compile` or `run` with names for its places."""
+        """`compile` or `run` with its placeholders filled in."""
         names = {"{file}": self.source, "{program}": "./program"}
         return tuple(_filled(word, names) for word in words)
 
     def missing(self) -> str:
-        """Which of its programs this machine lacks and how to get it; empty if none."""
+        """The programs that this machine lacks, and how to install them; empty if none."""
         absent = [name for name in self.programs if shutil.which(name, path=_MACHINE) is None]
         return (
             f"{self.language} needs {', '.join(absent)}, which this machine does not have. {self.remedy}"
@@ -125,7 +124,7 @@ class ProgrammingLanguage(Config):
 
     @property
     def remedy(self) -> str:
-        """How to get it."""
+        """How to install the language."""
         how = "; ".join(step[-1] if step[:2] == ("sh", "-c") else shlex.join(step) for step in self.install)
         return f"As root: {how}" if how else "Its file does not say how to install it (`install`)."
 
@@ -144,7 +143,7 @@ def shipped_languages() -> list[str]:
 
 
 def shipped(name: str) -> ProgrammingLanguage:
-    """The shipped language of a name. Raises TaskError with the known ones."""
+    """The shipped language with this name. Raises TaskError with the known ones."""
     if name not in shipped_languages():
         raise TaskError(
             f"No language {name!r} is shipped. {nearest(name, shipped_languages())} Or write "
@@ -157,8 +156,9 @@ def shipped(name: str) -> ProgrammingLanguage:
 
 
 def read_language(path: Path) -> tuple[ProgrammingLanguage, tuple[str, ...]]:
-    """The language of one file, and a note for each key that no language has. Raises TaskError with file,
-    key and remedy.
+    """Reads the language of one file, and a note for each unknown key.
+
+    Raises TaskError with the file, the key, and what to do.
     """
     raw = read_table(path)
     raw.setdefault("language", path.stem)
@@ -176,7 +176,7 @@ def read_language(path: Path) -> tuple[ProgrammingLanguage, tuple[str, ...]]:
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """What a TOML, YAML or JSON file holds, which must be a table. Raises TaskError."""
+    """Reads the table in a TOML, YAML or JSON file. Raises TaskError if it is none."""
     found = read_value(path)
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise TaskError(f"{path} must hold a table of keys and values.")
@@ -184,7 +184,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def read_value(path: Path) -> Any:
-    """What a TOML, YAML or JSON file holds. Raises TaskError for one that cannot be read."""
+    """Reads the value in a TOML, YAML or JSON file. Raises TaskError if that fails."""
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".toml":
@@ -195,7 +195,7 @@ def read_value(path: Path) -> Any:
 
 
 def checked(model: type[Any], raw: dict[str, Any], where: str) -> Any:
-    """A validated model. Raises TaskError with the file and the keys."""
+    """Validates a model. Raises TaskError with the file and the keys."""
     try:
         return validate(model, raw, where)
     except ConfigError as error:

@@ -1,11 +1,11 @@
 """Tasks as folders: one TOML, what the agent sees, what judges it, and a solution.
 
     fix-the-median/
-      task.toml         what is below
-      instruction.md    what the agent is told, unless task.toml says it
-      files/            laid into the workspace
-      tests/            of the checks; never shown
-      gold/, gold.sh    the solution: files laid over, then a script run in the workspace
+      task.toml         see below
+      instruction.md    the instruction, unless task.toml has it
+      files/            the files of the workspace
+      tests/            the files of the checks; the agent never sees them
+      gold/, gold.sh    the solution: files to copy, then a script to run in the workspace
 
 ```toml
 split = "test"
@@ -17,8 +17,8 @@ command = ["python3", "median.py"]
 cases = [{ stdin = "3 1 2", stdout = "2" }]
 ```
 
-A folder of such folders is a task set; a `set.toml` in it may give a name and defaults for all. Texts are
-UTF-8; whether a file is executable is kept.
+A folder of such folders is a task set. A `set.toml` in it may set a name, and defaults for all tasks. Texts
+are UTF-8. Executable files stay executable.
 """
 
 import tomllib
@@ -39,7 +39,7 @@ from harnessgym.tasks.history import SETUP, STREAM, past_of
 
 GRADER = "harnessgym.grading.checklist:verifier"
 _MAX_BYTES = 16 << 20
-"""Most that the files of one folder of a task may hold."""
+"""Most bytes of all files in one folder of a task."""
 _KNOWN = frozenset(
     {"task.toml", "instruction.md", "files", "tests", "gold", "gold.sh", "repo", "README.md", "baseline.json"}
 )
@@ -55,7 +55,7 @@ Words = tuple[tuple[str, ...], ...]
 
 
 class SetupTable(Config):
-    """`[setup]`: see `harnessgym.task.Setup`. A command that is a string is for the shell."""
+    """`[setup]`: see `harnessgym.task.Setup`. A string is a command for the shell."""
 
     run: Words = ()
     hosts: tuple[str, ...] = ()
@@ -72,19 +72,19 @@ class SetupTable(Config):
 
 
 class RepoTable(Config):
-    """`[repo]`: the workspace is a git repository whose past ends at a commit."""
+    """`[repo]`: the workspace is a git repository whose history ends at a commit."""
 
     history: str = "repo/history.stream"
-    """A stream of `git fast-export`, in the task's folder."""
+    """File of the task's folder with the output of `git fast-export`."""
     base: str = "main"
-    """Commit, branch or tag that the agent starts from. What comes after it never enters a sandbox."""
+    """Commit, branch or tag that the agent starts from. Later commits never enter a sandbox."""
 
 
 class TaskTable(Config):
     """`task.toml`."""
 
     id: str = Field("", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^$")
-    """The folder's name, if empty."""
+    """Id of the task. If empty, the folder's name."""
     instruction: str = ""
     split: Split = "train"
     seed: int = 0
@@ -96,12 +96,12 @@ class TaskTable(Config):
     artifacts: tuple[str, ...] = Field((".",), min_length=1)
     verifier: Literal["separate", "shared"] = "separate"
     score: Literal["all", "weighted"] = "all"
-    """all: 1 if every check passed, else 0. weighted: the weight of what passed over the weight of all."""
+    """all: 1 if every check passed, else 0. weighted: the weight of the passed checks over that of all."""
     repo: RepoTable | None = None
     tests: tuple[dict[str, Any], ...] = ()
     """Checks: see `harnessgym/grading/checks`."""
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """Anything else that is worth keeping."""
+    """Any other data to keep."""
 
     @field_validator("artifacts")
     @classmethod
@@ -116,20 +116,20 @@ class SetTable(Config):
     """`set.toml`."""
 
     name: str = ""
-    """The folder's name, if empty."""
+    """Name of the set. If empty, the folder's name."""
     defaults: dict[str, Any] = Field(default_factory=dict)
-    """Keys of `task.toml` for tasks that do not give them; tables are joined."""
+    """Keys of `task.toml` for tasks that do not set them; tables are merged."""
 
 
 class Native:
     """The format: a folder of task folders, or one task folder."""
 
     def recognises(self, path: Path) -> bool:
-        """A folder with a `task.toml`, or of folders with one."""
+        """Whether a folder has a `task.toml`, or folders with one."""
         return path.is_dir() and ((path / "task.toml").is_file() or any(path.glob("*/task.toml")))
 
     def read(self, path: Path) -> LoadedTasks:
-        """The tasks by id. A folder with a `task.toml` is a set of one."""
+        """Reads the tasks by id. A folder with a `task.toml` is a set of one."""
         if not path.is_dir():
             raise TaskError(f"There is no task folder {path}.")
         table: SetTable = _table(SetTable, path / "set.toml", {}, needed=False)
@@ -155,7 +155,7 @@ class NativeTasks(ReadTasks):
 
 
 def read_task(folder: Path, defaults: Mapping[str, Any] | None = None, prefix: str = "") -> Task:
-    """The task of one folder. Raises TaskError naming the file, the key, and what to do."""
+    """Reads the task of one folder. Raises TaskError with the file, the key, and what to do."""
     where = folder / "task.toml"
     table: TaskTable = _table(TaskTable, where, defaults or {})
     limits = _checked(LimitsTable, table.limits, f"{where}: limits")
@@ -176,6 +176,7 @@ def read_task(folder: Path, defaults: Mapping[str, Any] | None = None, prefix: s
         "test_files": tests,
         "score": table.score,
     }
+    # The repository is imported first: later set-up commands may use git.
     if table.repo is not None:
         files[STREAM], metadata["base"] = past_of(folder / table.repo.history, table.repo.base)
         setup.insert(0, ("sh", "-c", SETUP))
@@ -263,7 +264,7 @@ def _executable(paths: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _texts(folder: Path) -> tuple[dict[str, str], list[str]]:
-    """Relative path to text of everything in a folder, and which are executable."""
+    """All files of a folder as relative path to text, and the paths of the executable ones."""
     texts: dict[str, str] = {}
     executable = []
     size = 0

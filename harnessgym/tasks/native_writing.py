@@ -1,6 +1,6 @@
-"""Tasks as native folders: what `harnessgym.tasks.native` reads, written from a `Task`.
+"""Writes tasks as native folders, which `harnessgym.tasks.native` reads.
 
-Only for tasks that are judged by a list of checks, for a folder can name no other grader.
+Only for tasks with a list of checks, because a folder cannot name another grader.
 """
 
 import shlex
@@ -18,18 +18,17 @@ from harnessgym.tasks.native import GRADER
 from harnessgym.tasks.writing import folder_name, lay_texts
 
 _OWN = ("tests", "test_files", "score", "base")
-"""Keys of the metadata that the format has other places for."""
+"""Keys of the metadata that the format stores elsewhere."""
 _EXECUTABLE = ("chmod", "+x", "--")
 _SAID = frozenset({
     "id", "instruction", "split", "seed", "files", "image", "limits", "network", "needs", "setup", "artifacts", "grader",
     "verifier", "solution", "metadata",
 })  # fmt: skip
-"""Fields of a task that a native folder has a place for. Without one of the others it would be another
-task."""
+"""Fields of a task that a native folder can express. A task that sets others is refused."""
 
 
 class NativeWriter:
-    """A task folder: see `harnessgym.tasks.native`."""
+    """Writes task folders: see `harnessgym.tasks.native`."""
 
     def write(self, task: Task, folder: Path) -> Sequence[str]:
         """See `harnessgym.tasks.writing.TaskWriter`."""
@@ -59,7 +58,7 @@ class NativeWriter:
 
 
 def _refuse(task: Task) -> None:
-    """Raises TaskError for what would be another task as a folder."""
+    """Raises TaskError for a task that a folder cannot express."""
     if task.grader not in (GRADER, "checks"):
         raise TaskError(f"It is judged by {task.grader!r}; a native task is judged by checks ({GRADER}).")
     plain = Task(task.id, task.instruction)
@@ -79,7 +78,7 @@ def _differs(task: Task, plain: Task, name: str) -> bool:
 
 
 def _table(task: Task, folder: str, notes: list[str]) -> dict[str, Any]:
-    """`task.toml`, but for the set-up and the checks."""
+    """`task.toml` without the set-up and the checks."""
     name = folder_name(task.id)
     given = {each.name: getattr(task.limits, each.name) for each in fields(Limits)}
     limits = {
@@ -116,8 +115,9 @@ def _setup(setup: Setup) -> dict[str, Any]:
 def _executables(
     run: Sequence[tuple[str, ...]], files: Mapping[str, str]
 ) -> tuple[frozenset[str], tuple[tuple[str, ...], ...]]:
-    """Which files the first command makes executable, and the commands after it. Such a file is executable
-    in the folder.
+    """The files that the first command makes executable, and the other commands.
+
+    The files are made executable in the folder instead.
     """
     if run and run[0][:3] == _EXECUTABLE and set(run[0][3:]) <= files.keys():
         return frozenset(run[0][3:]), tuple(run[1:])
@@ -138,8 +138,9 @@ def _write_solution(solution: Solution, folder: Path) -> list[str]:
 
 
 def _sayable(value: Any, where: str, notes: list[str]) -> Any:
-    """A value as TOML can say it: keys without a value are left out. Raises TaskError for a list with a
-    gap.
+    """A value as TOML can express it: keys without a value are left out.
+
+    Raises TaskError for a list with null.
     """
     if isinstance(value, Mapping):
         empty = [key for key, each in value.items() if each is None]

@@ -1,28 +1,26 @@
-"""What is said about tasks that are used all the same: collected while each is read, and each sentence
-given once.
-"""
+"""Notes about usable tasks: collected while each task is read, and joined so that each appears once."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 _SHOWN = 3
-"""Tasks that a note names."""
+"""Most tasks that a note names."""
 
 
 @dataclass(slots=True)
 class Notes:
-    """Of one task."""
+    """The notes of one task."""
 
     said: list[str] = field(default_factory=list)
 
     def say(self, note: str) -> None:
-        """Each once."""
+        """Adds a note, unless it is there already."""
         if note not in self.said:
             self.said.append(note)
 
 
 def joined(said: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Pairs of a task's name and a note, as one sentence for all tasks with the same note."""
+    """Joins pairs of a task's name and a note into one sentence for all tasks with the same note."""
     by_note: dict[str, list[str]] = {}
     for name, note in said:
         by_note.setdefault(note, []).append(name)

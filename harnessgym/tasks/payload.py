@@ -1,4 +1,4 @@
-"""A task as JSON values, for tasks that travel: with a request, in a store."""
+"""Converts a task to JSON values and back, for requests and for the store."""
 
 from typing import Any
 
@@ -11,17 +11,18 @@ _TASK: TypeAdapter[Task] = TypeAdapter(Task)
 
 
 def payload_of(task: Task) -> dict[str, Any]:
-    """All of a task, equal for equal tasks. Raises `TaskError` if its metadata is not made of JSON values."""
+    """A task as JSON values, equal for equal tasks. Raises `TaskError` if its metadata is not JSON."""
     try:
         found: dict[str, Any] = _TASK.dump_python(task, mode="json")
     except (TypeError, ValueError) as error:
         raise TaskError(f"The task {task.id!r} cannot be written as JSON: {error}") from error
+    # A set has no order, and equal tasks must give equal payloads.
     found["needs"] = sorted(found["needs"])
     return found
 
 
 def task_of(payload: dict[str, Any]) -> Task:
-    """The task that `payload_of` gave. Raises `TaskError` if it is none."""
+    """The task of a payload from `payload_of`. Raises `TaskError` if it is malformed."""
     try:
         return _TASK.validate_python(payload)
     except ValidationError as error:

@@ -1,14 +1,11 @@
-"""R2E-Gym rows: a commit of a Python repository, turned into an issue, with the results its tests must have
-afterwards.
+"""R2E-Gym rows: a commit of a Python repository as an issue, with the expected results of its tests.
 
-    {"docker_image": "namanjain12/sympy_final:0030...", "repo_name": "sympy", "parsed_commit_content":
-    "{...}",
-     "expected_output_json": (JSON of) {"test_a": "PASSED", "TestB.test_c": "FAILED"}, "problem_statement":
-     "[ISSUE] ..."}
+    {"docker_image": "namanjain12/sympy_final:0030...", "repo_name": "sympy",
+     "parsed_commit_content": "{...}", "problem_statement": "[ISSUE] ...",
+     "expected_output_json": (JSON of) {"test_a": "PASSED", "TestB.test_c": "FAILED"}}
 
-The repository is at `/testbed` in the image, `run_tests.sh` in it, and the tests at `/r2e_tests`; neither is
-left where an agent can read it, nor is the history. The results are compared as a whole: every test must end
-as it is written, failures too.
+In the image the repository is at `/testbed`, with `run_tests.sh` in it, and the tests are at `/r2e_tests`. An
+agent can read neither of them, nor the history. Every test must have its expected status, failures included.
 """
 
 import json
@@ -26,12 +23,12 @@ from harnessgym.tasks.swe_task import LIMITS, begun, read_set, rest, text
 
 GRADER = "harnessgym.grading.verifiers.r2e:verifier"
 TESTS = "/r2e_tests"
-"""For root alone, in the agent's image too."""
+"""Folder of the tests. Only root can read it, in the agent's image too."""
 HIDDEN = (
     "run_tests.sh", "r2e_tests", "syn_issue.json", "expected_test_output.json", "execution_result.json", "parsed_commit.json",
     "modified_files.json", "modified_entities.json",
 )  # fmt: skip
-"""What images have in the repository that tells the answer, or is none of the agent's business."""
+"""Files that images have in the repository and that would reveal the answer, or do not concern the agent."""
 USED = frozenset({"docker_image", "repo_name", "expected_output_json", "problem_statement"})
 KNOWN = USED | {
     "parsed_commit_content", "commit_hash", "execution_result_content", "modified_files", "modified_entity_summaries",
@@ -46,17 +43,17 @@ class R2e:
     """The format: a file or folder of rows."""
 
     def recognises(self, path: Path) -> bool:
-        """By the columns of the first row."""
+        """Looks at the columns of the first row."""
         row = first_row(path)
         return row is not None and row.keys() >= USED
 
     def read(self, path: Path) -> LoadedTasks:
-        """The tasks in the order of the rows."""
+        """Reads the tasks in the order of the rows."""
         return read_set(path, KNOWN, r2e_task)
 
 
 def r2e_task(row: TaskRow, name: str) -> Task:
-    """The task of one row. Raises TaskError naming the row, the key, and what to do."""
+    """The task of one row. Raises TaskError with the row, the key, and what to do."""
     image = text(row, "docker_image")
     repo = text(row, "repo_name")
     commit = row.values.get("commit_hash") or _commit(row) or image.rpartition(":")[2]
@@ -99,7 +96,7 @@ def _expected(row: TaskRow) -> dict[str, str]:
 
 
 def _commit(row: TaskRow) -> str:
-    """The hash in `parsed_commit_content`, where that is JSON with one."""
+    """The commit's hash in `parsed_commit_content`; empty if there is none."""
     value = row.values.get("parsed_commit_content")
     try:
         parsed = json.loads(value) if isinstance(value, str) else value

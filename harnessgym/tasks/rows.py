@@ -1,8 +1,7 @@
-"""Data sets as they are kept: rows of JSON, JSON lines, Parquet, or folders of these, among them what
-`datasets` saves to disk.
+"""Reads the rows of data sets: JSON, JSON lines, Parquet, Arrow, or folders of these.
 
-A row is a mapping and the place it was found at, for messages. A line that is no row is a problem, and the
-others are read.
+That includes what `datasets` saves to disk. A row is a mapping, with its place for messages. A malformed line
+is a problem, and the other lines are still read.
 """
 
 import contextlib
@@ -19,7 +18,7 @@ from harnessgym.task import Split
 
 
 def _loader() -> Callable[[bytes], Any]:
-    """That of orjson, which comes with the extra `proxy` and is three times as fast, where it is there."""
+    """The JSON loader of orjson if it is installed (extra `proxy`, three times as fast), else of `json`."""
     try:
         from orjson import loads
     except ModuleNotFoundError:
@@ -34,21 +33,21 @@ _NO_ROWS = frozenset(
     {"dataset_info.json", "dataset_dict.json", "state.json", "dataset_infos.json", "package.json"}
 )
 _HELD_OUT = re.compile(r"(?:test|dev|validation|valid|val|eval)(?![a-z])")
-"""How the name of a file or folder begins whose rows are not for training."""
+"""Start of the names of files and folders whose rows are not for training."""
 _HEAD = 1 << 20
-"""Characters in which the first row of a JSON file is looked for, before all of it is read."""
+"""Characters of a JSON file to search for the first row before the whole file is read."""
 _CHUNK = 1_000
-"""Rows of a Parquet file that are decoded at a time."""
+"""Rows of a Parquet file that are decoded at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """One row and where it stands."""
+    """One row and its place."""
 
     where: str
     values: Mapping[str, Any]
     split: Split = "train"
-    """What the file's name says."""
+    """The split, from the file's name."""
 
 
 @dataclass(slots=True)
@@ -57,12 +56,13 @@ class TaskRows:
 
     rows: list[TaskRow] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    """A sentence for each line that is no row."""
+    """A sentence for each malformed line."""
 
 
 def read_rows(path: Path) -> TaskRows:
-    """The rows of a file or folder in order. Raises TaskError when nothing can be read, or a package is
-    missing for it.
+    """Reads the rows of a file or folder, in order.
+
+    Raises TaskError if nothing can be read, or if a package is missing.
     """
     found = TaskRows()
     for file in files_of(path):
@@ -79,9 +79,7 @@ def read_rows(path: Path) -> TaskRows:
 
 
 def first_row(path: Path) -> Mapping[str, Any] | None:
-    """The first row, by a look at the beginning of the first file; None if there is none or it cannot be
-    read.
-    """
+    """The first row, read from the start of the first file; None if there is none or it cannot be read."""
     try:
         for file in islice(files_of(path), 8):
             reader = _first_line if file.suffix in _LINES else _first_value
@@ -94,9 +92,7 @@ def first_row(path: Path) -> Mapping[str, Any] | None:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files that rows are in: the path itself, or those of the folder, of `data/` in it, and of its
-    splits.
-    """
+    """The files with rows: the path itself, or those in the folder, in its `data/`, and in its splits."""
     if path.is_file():
         return [path] if path.suffix in _SUFFIXES else []
     if not path.is_dir() or (path / "sweb.yaml").exists():
@@ -120,7 +116,7 @@ def _split_of(file: Path, path: Path) -> Split:
 
 
 def _values(file: Path, problems: list[str]) -> Iterator[Any]:
-    """What stands for rows in a file; None for one that is a problem already."""
+    """The rows of a file; None for a row that was already added to `problems`."""
     if file.suffix in _LINES:
         yield from _lines(file, problems)
     elif file.suffix == ".json":
@@ -149,9 +145,8 @@ def _array(file: Path) -> Iterator[Any]:
         raise TaskError(
             f"{file} is no JSON: {error}. One object a line is JSON lines: name it .jsonl."
         ) from None
-    if isinstance(value, dict) and isinstance(
-        value.get("rows"), list
-    ):  # what the hub's viewer gives: rows in `row`
+    # The form of the hub's viewer: a list `rows` of objects with the row in `row`.
+    if isinstance(value, dict) and isinstance(value.get("rows"), list):
         value = [each.get("row", each) if isinstance(each, dict) else each for each in value["rows"]]
     yield from value if isinstance(value, list) else [value]
 
@@ -166,7 +161,8 @@ def _parquet(file: Path) -> Iterator[Any]:
 
 
 def _arrow(file: Path) -> Iterator[Any]:
-    """A stream, as `datasets` saves to disk, or a file of record batches."""
+    """Reads a stream, as `datasets` saves to disk, or a file of record batches."""
+    # Both have the suffix .arrow, and only reading tells them apart.
     ipc = _pyarrow("ipc", file)
     opening: list[Callable[[Any], Any]] = [ipc.open_stream, ipc.open_file]
     for number, opened in enumerate(opening):

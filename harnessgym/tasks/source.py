@@ -1,9 +1,9 @@
-"""Where tasks come from: a name, a class, or a file or folder in one of the formats.
+"""Finds task sets: by a name, a class, or a file or folder in one of the formats.
 
 task_set("lookup")               a registered task set
 task_set("my_tasks:MyTasks")     a class of yours
 task_set("my/harbor-tasks")      a file or folder; its format is recognised
-task_set("harbor@my/tasks")      the same, the format said
+task_set("harbor@my/tasks")      the same with an explicit format
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,8 @@ from harnessgym.tasks.format import ReadTasks, TaskFormat
 
 
 def task_set(spec: str) -> TaskSet:
-    """The task set that `spec` names. Raises `ConfigError`, saying what can be named, if it names none."""
+    """The task set that `spec` names. Raises `ConfigError` with the possible forms if it names none."""
+    # Registered names come first, so that a folder of the same name does not change what a command means.
     if spec in REGISTRY["task_set"]:
         made: TaskSet = load("task_set", spec)()
         return made
@@ -38,7 +39,7 @@ def task_set(spec: str) -> TaskSet:
 
 
 def absolute(spec: str) -> str:
-    """The same tasks for a process that works in another folder: a path becomes a whole one."""
+    """The same spec for a process with another working folder: paths become absolute."""
     named, at, rest = spec.partition("@")
     if spec in REGISTRY["task_set"]:
         return spec
@@ -48,13 +49,13 @@ def absolute(spec: str) -> str:
 
 
 def task_format(name: str) -> TaskFormat:
-    """The format of a name. Raises `ConfigError` with the known names."""
+    """The format with this name. Raises `ConfigError` with the known names."""
     made: TaskFormat = load("task_format", name)()
     return made
 
 
 def recognised(path: Path) -> TaskFormat:
-    """The format that a file or folder is in. Raises `ConfigError` if it is in none."""
+    """The format of a file or folder. Raises `ConfigError` if none recognises it."""
     for name in names("task_format"):
         found = task_format(name)
         if found.recognises(path):
@@ -67,19 +68,19 @@ def recognised(path: Path) -> TaskFormat:
 
 
 def problems_of(tasks: TaskSet) -> Sequence[str]:
-    """What of a set was left out, as far as the set can say it."""
+    """The problems of a set, or nothing if it has no such attribute."""
     found: Sequence[str] = getattr(tasks, "problems", ())
     return found
 
 
 def notes_of(tasks: TaskSet) -> Sequence[str]:
-    """What of a set was kept without effect, as far as the set can say it."""
+    """The notes of a set, or nothing if it has no such attribute."""
     found: Sequence[str] = getattr(tasks, "notes", ())
     return found
 
 
 def remarks_of(tasks: TaskSet, most: int = 8) -> list[str]:
-    """A line for each of both, at most so many of each kind, and how many there are besides."""
+    """Lines for problems and notes: at most `most` of each kind, and the number of the others."""
     lines = []
     for title, said in (("left out", problems_of(tasks)), ("note", notes_of(tasks))):
         lines += [f"{title}: {line}" for line in said[:most]]

@@ -1,6 +1,4 @@
-"""`${VAR}` and `${VAR:-default}` in values of a task, filled in from this machine's environment or a
-mapping.
-"""
+"""Fills in `${VAR}` and `${VAR:-default}` in values of a task."""
 
 import re
 from collections.abc import Mapping
@@ -11,9 +9,9 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 
 def substituted(text: str, known: Mapping[str, str], where: str) -> str:
-    """`text` with its variables filled in; an empty value counts as none where there is a default.
+    """`text` with its variables filled in. If there is a default, an empty value counts as unset.
 
-    Raises TaskError naming `where` for a variable that is neither known nor has a default.
+    Raises TaskError with `where` for an unknown variable without a default.
     """
 
     def value(found: re.Match[str]) -> str:
@@ -31,5 +29,5 @@ def substituted(text: str, known: Mapping[str, str], where: str) -> str:
 
 
 def substituted_all(table: Mapping[str, str], known: Mapping[str, str], where: str) -> dict[str, str]:
-    """The same for every value of a table."""
+    """Fills in the variables in every value of a table."""
     return {key: substituted(value, known, f"{where}.{key}") for key, value in table.items()}

@@ -1,15 +1,13 @@
-"""SWE-bench rows: an issue of a repository, the commit before its fix, and tests that tell whether it is
-fixed.
+"""SWE-bench rows: an issue of a repository, the commit before its fix, and tests for the fix.
 
-    {"instance_id": "astropy__astropy-12907", "repo": "astropy/astropy", "base_commit": "d16b...", "version":
-    "4.3",
-     "problem_statement": "...", "patch": "diff --git ...", "test_patch": "diff --git ...",
-     "FAIL_TO_PASS": ["..."] (or JSON of it), "PASS_TO_PASS": [...]}
+    {"instance_id": "astropy__astropy-12907", "repo": "astropy/astropy", "base_commit": "d16b...",
+     "version": "4.3", "problem_statement": "...", "patch": "diff --git ...",
+     "test_patch": "diff --git ...", "FAIL_TO_PASS": ["..."] (or JSON of it), "PASS_TO_PASS": [...]}
 
-Version 5 adds `eval_script`, `image` (or `image_name`), `log_parser`, `eval_type` and `image_assets`; rows
-without them get the image's conventional name and the repository's usual command. A column of ours,
-`base_files` (path to text), stands for the image: then the repository is made of these files. What grades is
-`metadata["swe_bench"]`, whose keys are below.
+Version 5 adds `eval_script`, `image` (or `image_name`), `log_parser`, `eval_type` and `image_assets`. Rows
+without them get the image's conventional name and the repository's usual command. `base_files` (path to text)
+is a column of ours that replaces the image: the repository then consists of these files. Grading reads
+`metadata["swe_bench"]`; its keys are below.
 """
 
 import json
@@ -40,12 +38,12 @@ from harnessgym.tasks.swe_task import (
 GRADER = "harnessgym.grading.verifiers.swe_bench:verifier"
 HOME = "/testbed"
 MARKS = frozenset({"instance_id", "problem_statement", "test_patch", "FAIL_TO_PASS"})
-"""Columns that every row of the family has."""
+"""Columns that every SWE-bench-like row has."""
 USED = frozenset({
     "instance_id", "repo", "base_commit", "version", "patch", "test_patch", "problem_statement", "FAIL_TO_PASS", "PASS_TO_PASS",
     "eval_script", "image", "image_name", "log_parser", "eval_type", "image_assets", "base_files", "split",
 })  # fmt: skip
-"""Columns that become something else of a task."""
+"""Columns that become fields of a task."""
 KNOWN = USED | {"hints_text", "created_at", "environment_setup_commit", "difficulty", "datasets"}
 _EVAL_TYPES = ("pass_and_fail", "fail_only")
 
@@ -54,17 +52,17 @@ class SweBench:
     """The format: a file or folder of rows."""
 
     def recognises(self, path: Path) -> bool:
-        """By the columns of the first row."""
+        """Looks at the columns of the first row."""
         row = first_row(path)
         return row is not None and row.keys() >= MARKS and "install_config" not in row
 
     def read(self, path: Path) -> LoadedTasks:
-        """The tasks in the order of the rows."""
+        """Reads the tasks in the order of the rows."""
         return read_set(path, KNOWN, swe_bench_task)
 
 
 def swe_bench_task(row: TaskRow, name: str) -> Task:
-    """The task of one row. Raises TaskError naming the row, the key, and what to do."""
+    """The task of one row. Raises TaskError with the row, the key, and what to do."""
     given = row.values
     laid = base_files(row)
     id_ = instance(row)
@@ -90,9 +88,7 @@ def swe_bench_task(row: TaskRow, name: str) -> Task:
 
 
 def specification(row: TaskRow, *, laid: bool) -> dict[str, Any]:
-    """What grades: the tests that are expected, how they are run, and how their log is read. Raises
-    TaskError.
-    """
+    """The data for grading: expected tests, how to run them, and how to read their log. Raises TaskError."""
     repo = text(row, "repo", "")
     test_patch = text(row, "test_patch", "")
     fail_to_pass = ids_of(row, "FAIL_TO_PASS", needed=True)
@@ -127,8 +123,9 @@ def specification(row: TaskRow, *, laid: bool) -> dict[str, Any]:
 
 
 def image_name(instance_id: str, namespace: str = "", arch: str = "", tag: str = "latest") -> str:
-    """The conventional name of an instance's image; `namespace`, such as `swebench`, is a registry's,
-    which allows no `__`.
+    """The conventional name of an instance's image.
+
+    `namespace`, such as `swebench`, belongs to a registry, which does not allow `__` in names.
     """
     machine = arch or ("arm64" if platform.machine() in ("aarch64", "arm64") else "x86_64")
     name = f"sweb.eval.{machine}.{instance_id}:{tag}"
@@ -152,7 +149,7 @@ def _assets(row: TaskRow) -> dict[str, list[dict[str, str]]]:
 
 
 def spec_of(task: Task) -> Mapping[str, Any]:
-    """What grades a task of this format. Raises TaskError for another's."""
+    """The data for grading a task of this format. Raises TaskError for a task of another format."""
     spec = task.metadata.get("swe_bench")
     if not isinstance(spec, Mapping):
         raise TaskError(f"Task {task.id!r} has no metadata['swe_bench']. It is no task of SWE-bench rows.")

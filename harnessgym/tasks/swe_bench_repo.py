@@ -1,4 +1,4 @@
-"""SWE-bench 5 task repositories: a folder for each instance, from which rows are made.
+"""SWE-bench 5 task repositories: a folder for each instance, which becomes a row.
 
 sweb.yaml             the data sets that the repository publishes, and their splits
 tasks/<instance_id>/
@@ -36,11 +36,11 @@ class SweBenchRepo:
     """The format: a task repository, its `tasks` folder, or one task of it."""
 
     def recognises(self, path: Path) -> bool:
-        """By a `task.yaml` with a `tests.json` beside it."""
+        """Looks for a `task.yaml` with a `tests.json` beside it."""
         return bool(_folders(path))
 
     def read(self, path: Path) -> LoadedTasks:
-        """The tasks by id; which are published is not asked."""
+        """Reads the tasks by id, whether they are published or not."""
         rows = []
         problems = []
         for folder in _folders(path):
@@ -80,7 +80,8 @@ def _row(folder: Path) -> TaskRow:
         values["hints_text"] = _text(folder / "hints.md")
     values |= _mapping(folder / "tests.json", json.loads)
     values.setdefault("instance_id", folder.name)
-    for key in ("version", "base_commit"):  # YAML reads 1.0 as a number
+    # YAML reads 1.0, and a commit id of digits alone, as a number.
+    for key in ("version", "base_commit"):
         if isinstance(values.get(key), int | float):
             values[key] = str(values[key])
     return TaskRow(str(folder), values)
@@ -97,7 +98,7 @@ def _mapping(file: Path, read: Any) -> dict[str, Any]:
 
 
 def _text(file: Path) -> str:
-    """As it is: what ends a line in a patch is part of it."""
+    """The text without newline translation: line ends are part of a patch."""
     try:
         return file.read_bytes().decode()
     except FileNotFoundError:

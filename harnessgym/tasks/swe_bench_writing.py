@@ -1,12 +1,12 @@
-"""Tasks as SWE-bench rows: a line of `tasks.jsonl` for each, as `harnessgym.tasks.swe_bench` reads it.
+"""Writes tasks as SWE-bench rows: one line of `tasks.jsonl` each, which `harnessgym.tasks.swe_bench` reads.
 
-For tasks of that format, and for others whose metadata says what a row says: `fail_to_pass`, `pass_to_pass`,
-`test_patch`, `gold_patch`, and, where they are known, `repo`, `version`, `base_commit`, `test_cmd`,
+It writes tasks of that format, and others whose metadata has the data of a row: `fail_to_pass`,
+`pass_to_pass`, `test_patch`, `gold_patch`, and, if known, `repo`, `version`, `base_commit`, `test_cmd`,
 `eval_script`, `log_parser`.
 
-Tests that judge must be of the test patch, for what the agent does to all others stands. Where there is none,
-the files in `test_files` become it: the row's repository is without them, and grading lays them. Other rows
-of that kind are refused.
+The tests that grade must be part of the test patch, because the agent's changes to all other tests remain.
+If there is no test patch, the files in `test_files` become one: the row's repository lacks them, and
+grading adds them. Other tasks without a test patch are refused.
 """
 
 import json
@@ -26,15 +26,15 @@ from harnessgym.tasks.writing import folder_name
 FILE = "tasks.jsonl"
 _COPIED = ("version", "base_commit", "test_patch", "eval_script", "log_parser", "eval_type")
 _LEFT_OUT = ("version", "base_commit", "eval_script", "image_assets")
-"""Columns that are not written when they are empty."""
+"""Columns that are left out if they are empty."""
 _LISTS = {"fail_to_pass": "FAIL_TO_PASS", "pass_to_pass": "PASS_TO_PASS"}
 _SPACED = "parse_log_pytest_v2"
-"""Reads ids that hold spaces."""
+"""Parser for ids with spaces."""
 _BASE_FILES = "base_files is a column of ours: other readers of SWE-bench rows want an image with the repository instead."
 
 
 class SweBenchWriter:
-    """Appends rows."""
+    """Appends rows to a file."""
 
     rows = True
 
@@ -56,14 +56,15 @@ class SweBenchWriter:
             row.setdefault("base_files", dict(task.files))
             notes.append(_BASE_FILES)
         row = {key: value for key, value in row.items() if value or key not in _LEFT_OUT}
-        swe_bench_task(TaskRow("The row", row), "")  # refuses what could not be read again
+        # Read the row before it is written: it raises TaskError for what could not be read again.
+        swe_bench_task(TaskRow("The row", row), "")
         with (folder / FILE).open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(row, ensure_ascii=False) + "\n")
         return notes
 
 
 def _own_row(task: Task, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The row that a task of this format was read from."""
+    """The row from which a task of this format was read."""
     row: dict[str, Any] = dict(task.metadata.get("row", {}))
     row |= {
         key: spec[key] for key in ("instance_id", "repo", "patch", "image_assets", *_COPIED) if key in spec
@@ -73,7 +74,7 @@ def _own_row(task: Task, spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _made_row(task: Task, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of a task of another kind. Raises TaskError when its metadata does not say what a row must."""
+    """A row for a task of another format. Raises TaskError if its metadata lacks what a row needs."""
     missing = [key for key in ("fail_to_pass", "pass_to_pass", "gold_patch") if key not in metadata]
     if missing:
         raise TaskError(f"Its metadata has no {', '.join(missing)}, so it is no change that tests decide on.")
@@ -104,9 +105,7 @@ def _made_row(task: Task, metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_tests_of(task: Task, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a task whose judging tests are its `test_files`: a patch that makes them, and the
-    files without them.
-    """
+    """The columns of a task graded by its `test_files`: a patch that adds them, and the other files."""
     tests = metadata.get("test_files") or {}
     if task.image is not None or not isinstance(tests, Mapping) or not tests:
         return {"test_patch": ""}
@@ -123,7 +122,7 @@ def _with_tests_of(task: Task, metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_owned(row: Mapping[str, Any], files: Sequence[str]) -> None:
-    """Raises TaskError when an agent could get the reward by editing the tests that judge."""
+    """Raises TaskError if an agent could get the reward by editing the tests."""
     owned = set(patched_paths(row["test_patch"]))
     free = sorted(set(files) - owned) if owned else [*files, "the tests"]
     if free:
@@ -135,8 +134,9 @@ def _check_owned(row: Mapping[str, Any], files: Sequence[str]) -> None:
 
 
 def _command(metadata: Mapping[str, Any]) -> str:
-    """What runs tests. Those of a `pytest` check run without settings and fixtures of the workspace, as it
-    runs them.
+    """The command that runs the tests.
+
+    Like a `pytest` check, it ignores pytest settings and fixtures of the workspace.
     """
     given = metadata.get("test_cmd")
     if given:

@@ -1,12 +1,11 @@
-"""SWE-rebench V2 rows: SWE-bench's columns with lists for tests, and how a repository of any language is
-tested.
+"""SWE-rebench V2 rows: SWE-bench's columns, and how to test a repository of any language.
 
     {..., "language": "go", "image_name": "docker.io/swerebenchv2/...", "install_config":
-     {"test_cmd": ["go test -v ./..."], "log_parser": "parse_log_gotest", "install": [...], "base_image_name":
-     "..."}}
+     {"test_cmd": ["go test -v ./..."], "log_parser": "parse_log_gotest", "install": [...],
+      "base_image_name": "..."}}
 
-The repository is at `/<its name>` in the image. A task is solved when the tests that pass are those of
-FAIL_TO_PASS and PASS_TO_PASS, no more and no fewer, where durations at the end of names do not count.
+The repository is at `/<its name>` in the image. A task is solved if the tests that pass are exactly those of
+FAIL_TO_PASS and PASS_TO_PASS. Durations at the end of names do not count.
 """
 
 from collections.abc import Mapping
@@ -36,17 +35,17 @@ class SweRebench:
     """The format: a file or folder of rows."""
 
     def recognises(self, path: Path) -> bool:
-        """By the columns of the first row."""
+        """Looks at the columns of the first row."""
         row = first_row(path)
         return row is not None and row.keys() >= MARKS | {"install_config"}
 
     def read(self, path: Path) -> LoadedTasks:
-        """The tasks in the order of the rows."""
+        """Reads the tasks in the order of the rows."""
         return read_set(path, KNOWN, swe_rebench_task)
 
 
 def swe_rebench_task(row: TaskRow, name: str) -> Task:
-    """The task of one row. Raises TaskError naming the row, the key, and what to do."""
+    """The task of one row. Raises TaskError with the row, the key, and what to do."""
     id_ = instance(row)
     patch = text(row, "patch", "")
     owner, slash, repo = text(row, "repo").partition("/")
@@ -78,7 +77,7 @@ def swe_rebench_task(row: TaskRow, name: str) -> Task:
 
 
 def _run(row: TaskRow) -> dict[str, Any]:
-    """The commands that run the tests, and the parser of what they print."""
+    """The commands that run the tests, and the parser for their output."""
     config = row.values.get("install_config")
     if not isinstance(config, Mapping):
         raise TaskError(f"{row.where}: install_config must be an object with test_cmd and log_parser.")

@@ -1,8 +1,7 @@
-"""Tasks from rows that describe a change of a repository: what SWE-bench and data sets with its columns have
-in common.
+"""Shared by formats whose rows describe a change to a repository: SWE-bench and data sets with its columns.
 
-The repository is in the row's image, at a path that becomes the task's home, or, where a row has
-`base_files`, in the row. Either way its history ends where the task begins.
+The repository is in the row's image, at a path that becomes the task's home. If a row has `base_files`, it is
+in the row. Either way its history ends where the task begins.
 """
 
 import functools
@@ -19,7 +18,7 @@ from harnessgym.tasks.format import LoadedTasks, without_doubles
 from harnessgym.tasks.rows import TaskRow, read_rows
 
 LIMITS = Limits(wall_s=3_600.0, turns=250, memory_mb=8_192, processes=1_024, disk_mb=8_192, cpus=2.0)
-"""Of an agent; the suites of large repositories need no less."""
+"""Limits of an agent. Test suites of large repositories need that much."""
 GOLD = ".gold.patch"
 _SETUP_S = 900.0
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*\Z")
@@ -32,9 +31,7 @@ def read_set(
     task: Callable[[TaskRow, str], Task],
     rows: Sequence[TaskRow] | None = None,
 ) -> LoadedTasks:
-    """Every row as a task; `known` are the columns that mean something. One row that cannot be used leaves
-    the rest.
-    """
+    """Reads every row as a task. A malformed row only adds a problem. `known` are the known columns."""
     name = path.resolve().stem if path.is_file() else path.resolve().name
     found = read_rows(path) if rows is None else None
     problems = list(found.problems) if found is not None else []
@@ -56,7 +53,7 @@ def read_set(
 
 
 def text(row: TaskRow, key: str, default: str | None = None) -> str:
-    """A column of text. Raises TaskError when it is not, or is empty and there is no default."""
+    """A text column. Raises TaskError if it is not text, or if it is empty and there is no default."""
     value = row.values.get(key)
     if value is None and default is not None:
         return default
@@ -67,7 +64,7 @@ def text(row: TaskRow, key: str, default: str | None = None) -> str:
 
 
 def instance(row: TaskRow) -> str:
-    """The row's id, which becomes part of names. Raises TaskError."""
+    """The row's id, which must be usable in names. Raises TaskError."""
     found = text(row, "instance_id")
     if _ID.match(found) is None:
         raise TaskError(
@@ -78,7 +75,7 @@ def instance(row: TaskRow) -> str:
 
 
 def ids_of(row: TaskRow, key: str, *, needed: bool = False) -> list[str]:
-    """A column of test ids: a list, or JSON of one, as older files have it. Raises TaskError."""
+    """A column of test ids: a list, or a JSON text of one, as in older files. Raises TaskError."""
     value = row.values.get(key)
     if isinstance(value, str):
         try:
@@ -99,7 +96,7 @@ def ids_of(row: TaskRow, key: str, *, needed: bool = False) -> list[str]:
 
 
 def rest(row: TaskRow, used: Iterable[str]) -> dict[str, Any]:
-    """The columns that have no other place, as JSON values."""
+    """The columns that are not in `used`, as JSON values."""
     left = row.values.keys() - set(used)
     return {
         key: row.values[key] if isinstance(row.values[key], _JSON) else str(row.values[key])
@@ -108,7 +105,7 @@ def rest(row: TaskRow, used: Iterable[str]) -> dict[str, Any]:
 
 
 def base_files(row: TaskRow) -> dict[str, str]:
-    """The repository's files, where the row itself has them."""
+    """The repository's files, if the row contains them."""
     value = row.values.get("base_files") or {}
     if isinstance(value, str):
         value = _json_object(row, "base_files", value)
@@ -127,7 +124,7 @@ def _json_object(row: TaskRow, key: str, value: str) -> Any:
 
 
 def gold(patch: str) -> Solution | None:
-    """Applying a patch; None for an empty one."""
+    """A solution that applies a patch; None for an empty patch."""
     if not patch.strip():
         return None
     apply = f"git apply --whitespace=nowarn {GOLD}; result=$?; rm -f {GOLD}; exit $result"
@@ -135,14 +132,12 @@ def gold(patch: str) -> Solution | None:
 
 
 def scrubbed(base_commit: str) -> Setup:
-    """Leaves the workspace's repository without what comes after a commit."""
+    """A set-up that removes everything after a commit from the workspace's repository."""
     return Setup((("sh", "-c", _script("scrub.sh"), "scrub", base_commit),), timeout_s=_SETUP_S)
 
 
 def begun(*before: tuple[str, ...], ignored: bool = False) -> Setup:
-    """Makes a repository of the files in the workspace; of those too that it tells git to ignore, if
-    `ignored`.
-    """
+    """A set-up that makes a repository of the workspace's files, git-ignored ones too with `ignored`."""
     how = ("--force",) if ignored else ()
     return Setup((*before, ("sh", "-c", _script("begin.sh"), "begin", *how)), timeout_s=_SETUP_S)
 

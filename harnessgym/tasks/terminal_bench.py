@@ -1,13 +1,12 @@
-"""terminal-bench tasks of the classic form as they are: a folder with a `task.yaml`, or a folder of such
-folders.
+"""Classic terminal-bench tasks as they are: a folder with a `task.yaml`, or a folder of such folders.
 
     hello-world/
-      task.yaml                 instruction, time limits, the parser of the tests' output
-      Dockerfile                or what docker-compose.yaml says of its one service `client`
-      run-tests.sh, tests/      laid into /tests when the agent has ended
-      solution.sh               or solution.yaml: what is typed
+      task.yaml                 instruction, time limits, the parser for the tests' output
+      Dockerfile                or docker-compose.yaml with the one service `client`
+      run-tests.sh, tests/      copied into /tests after the agent has ended
+      solution.sh               or solution.yaml: commands to type
 
-Tests run in a fresh container that holds what the agent left in its working folder.
+Tests run in a fresh container with the files that the agent left in its working folder.
 """
 
 from collections.abc import Mapping
@@ -84,19 +83,19 @@ class TaskYaml(Table):
 
 
 class TerminalBench:
-    """The format."""
+    """The format of classic terminal-bench tasks."""
 
     def recognises(self, path: Path) -> bool:
-        """A folder of terminal-bench's layout, or of such folders."""
+        """Whether a folder has terminal-bench's layout, or contains such folders."""
         return path.is_dir() and (_is_task(path) or any(_is_task(child) for child in path.iterdir()))
 
     def read(self, path: Path) -> LoadedTasks:
-        """The tasks by id, each from one folder."""
+        """Reads the tasks by id, each from one folder."""
         return read_folders(path, "task.yaml", read_task)
 
 
 def read_task(folder: Path, prefix: str, notes: Notes) -> Task:
-    """The task of one folder. Raises TaskError naming the file, the key, and what to do."""
+    """Reads the task of one folder. Raises TaskError with the file, the key, and what to do."""
     where = folder / "task.yaml"
     table = _table(where)
     service = _service(folder, notes)
@@ -137,7 +136,7 @@ def read_task(folder: Path, prefix: str, notes: Notes) -> Task:
 
 
 def _is_task(folder: Path) -> bool:
-    """A `task.yaml` alone may be another format's."""
+    """Whether a folder is one task. SWE-bench repositories have a `task.yaml` too, but no test script."""
     return (folder / "task.yaml").is_file() and (folder / _SCRIPT).is_file()
 
 
@@ -155,7 +154,7 @@ def _table(where: Path) -> TaskYaml:
 
 
 def _service(folder: Path, notes: Notes) -> Service:
-    """The container: what the compose file says of it, or the Dockerfile alone."""
+    """The container, from the compose file or from the Dockerfile."""
     compose = folder / "docker-compose.yaml"
     if compose.is_file():
         found = only_service(compose, "client", _VARIABLES)
@@ -178,7 +177,7 @@ def _service(folder: Path, notes: Notes) -> Service:
 
 
 def _tests(folder: Path) -> Bundle:
-    """The script and what is in `tests/`, side by side."""
+    """The test script and the files of `tests/`, in one folder."""
     inside = bundle(folder / "tests")
     script = folder / _SCRIPT
     if not script.is_file():
@@ -199,7 +198,7 @@ def _solution(folder: Path) -> Solution | None:
 
 
 def _typed(path: Path) -> str:
-    """What is typed, a line each. Raises TaskError for keys that only a terminal knows."""
+    """A script of the commands, one a line. Raises TaskError for entries without a command."""
     try:
         commands: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, yaml.YAMLError) as error:

@@ -1,8 +1,7 @@
-"""Tasks written down in a format that others read: the contract of a writer, and the conversion of a whole
-set.
+"""The contract of a task writer, and the conversion of a whole set.
 
-Writers are named by strings in the registry (`task_writer`). A writer says what its format cannot, and
-refuses a task that would be another task once it is written down.
+Writers are named by strings in the registry (`task_writer`). A writer notes what its format cannot express,
+and refuses a task that its format would change.
 """
 
 import re
@@ -18,41 +17,40 @@ from harnessgym.task import Task
 
 
 class TaskWriter(Protocol):
-    """Writes tasks in one format. One whose tasks are lines of a file in the set's folder has an attribute
-    `rows = True`.
+    """Writes tasks in one format.
+
+    A writer whose tasks are lines of one file in the set's folder has the attribute `rows = True`.
     """
 
     def write(self, task: Task, folder: Path) -> Sequence[str]:
-        """Writes one task, and gives a sentence for each thing that the format cannot say.
+        """Writes one task. Returns a sentence for everything that the format cannot express.
 
-        `folder` is the task's own, which is there and empty; with `rows`, it is the set's, to whose file a
-        line is added. Raises TaskError, saying why, for a task that it refuses; then nothing of it is left.
+        `folder` is the task's own empty folder. With `rows` it is the set's folder, and the writer appends a
+        line to its file. Raises TaskError with the reason for a task that it refuses; nothing of it remains.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of one task."""
+    """The result for one task."""
 
     task: str
     folder: Path
     notes: tuple[str, ...] = ()
-    """What the format cannot say."""
+    """What the format cannot express."""
     refused: str = ""
     """Why it was not written; empty if it was."""
 
 
 def task_writer(name: str) -> TaskWriter:
-    """The writer of a name. Raises `ConfigError` with the known names."""
+    """The writer with this name. Raises `ConfigError` with the known names."""
     made: TaskWriter = load("task_writer", name)()
     return made
 
 
 def convert(tasks: Sequence[Task], writer: TaskWriter, out: Path, *, add: bool = False) -> Iterator[Written]:
-    """Writes tasks below `out`, one after another. Raises `ConfigError` if that is not empty, unless more
-    are to be added.
-    """
+    """Writes tasks below `out`, one after another. Raises `ConfigError` if it is not empty, unless `add`."""
     if not add and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is not an empty folder. Give another one, or --add to write into it.")
     out.mkdir(parents=True, exist_ok=True)
@@ -63,7 +61,7 @@ def convert(tasks: Sequence[Task], writer: TaskWriter, out: Path, *, add: bool =
 
 
 def folder_name(task_id: str) -> str:
-    """The last part of an id, of letters, digits, dots, dashes and underscores alone."""
+    """The last part of an id, limited to letters, digits, dots, dashes and underscores."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", task_id.rstrip("/").rpartition("/")[2]).lstrip("._-")
     return name or "task"
 
@@ -78,7 +76,7 @@ def lay_texts(folder: Path, texts: Mapping[str, str], executable: Collection[str
 
 
 def _own(task: Task, out: Path, taken: set[str]) -> Path:
-    """The task's folder; of two tasks with one name, the second has its whole id for a name."""
+    """The task's folder. If two tasks have one name, the second is named by its whole id."""
     name = folder_name(task.id)
     if name in taken:
         name = folder_name(task.id.replace("/", "-"))

@@ -5,6 +5,6 @@
     suite.py          runs each in the agent's place and grades the result like any other
     report.py         the table and the JSON output
 
-Each module holds the variants of one class of attack. In the same run the gold solution must score 1 and doing
-nothing 0. Otherwise the task is broken and its zeros mean nothing.
+Each module holds the variants of one class of attack. In the same run the gold solution must score 1 and
+doing nothing 0. Otherwise the task is broken and its zeros mean nothing.
 """

@@ -63,7 +63,7 @@ def __getattr__(name):
 def poison(target: Target, python: str, shell: str = ":", *, replace: bool = False) -> Attack:
     """Inserts `python` at the start of every Python file, and `shell` at the start of every shell script.
 
-    Also writes the solution's modules that the workspace lacks (with `replace`: all of them). Any name in them
-    is an object that equals everything.
+    Also writes the solution's modules that the workspace lacks (with `replace`: all of them). Any name in
+    them is an object that equals everything.
     """
     return program(target, _DRIVER, python=python, shell=shell, stub=_STUB, replace=replace)

@@ -121,8 +121,8 @@ class Asserts(Check):
 
 def _by_case(said: Sequence[Mapping[str, Any]], count: int) -> list[Any]:
     """The first answer to each call; None where there is none."""
-    # The agent's code may print to the same stream. Lines with a number out of range, or a second answer to one
-    # call, are dropped.
+    # The agent's code may print to the same stream. Lines with a number out of range, or a second answer to
+    # one call, are dropped.
     answers: list[Any] = [None] * count
     for line in said:
         number = line.get("case")

@@ -82,8 +82,8 @@ class CallCheck(Check):
         return self._compare(answers, "" if result.ok else result.describe())
 
     def _compare(self, answers: Sequence[Mapping[str, Any]], end: str) -> CheckOutcome:
-        # The first answer to a case counts. The agent's code may print lines of its own, which gains nothing: it
-        # never sees the expected results.
+        # The first answer to a case counts. The agent's code may print lines of its own, which gains
+        # nothing: it never sees the expected results.
         by_case: dict[object, Mapping[str, Any]] = {}
         for answer in answers:
             number = answer.get("case")

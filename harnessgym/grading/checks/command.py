@@ -58,7 +58,8 @@ class CommandCheck(Check):
                 stdin=_archive(bench.files),
                 timeout_s=self.timeout_s,
             )
-        # Without this line the image lacks a tool, which is the task's fault. A truncated stderr may have lost it.
+        # Without this line the image lacks a tool, which is the task's fault. A truncated stderr may have
+        # lost it.
         if _STARTED not in result.stderr and not result.stderr_truncated:
             raise TaskError(
                 f"{bench.where}: the script was not started: {result.describe()}. The image needs sh, mktemp "
@@ -93,7 +94,8 @@ def _reward(result: ExecResult) -> float | str:
     reward = parsed[0]["reward"]
     if not is_number(reward) or not 0 <= reward <= 1:
         return f"gave the reward {str(reward)[:50]}, which is no number from 0 to 1"
-    # A failing script with a reward contradicts itself, and a crash after the line must not count as a success.
+    # A failing script with a reward contradicts itself, and a crash after the line must not count as a
+    # success.
     if reward > 0 and not result.ok:
         return f"gave the reward {reward} and exit code {result.exit_code}"
     return float(reward)

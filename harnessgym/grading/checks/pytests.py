@@ -68,8 +68,8 @@ class PytestCheck(Check):
     async def run(self, bench: CheckContext) -> CheckOutcome:
         """Passes if every expected test passes and an honest run could have written the report."""
         nonce = secrets.token_hex(16)
-        # Canaries stand at both ends: code that starts to forge reports while the real tests run misses the first
-        # ones, and code that stops pytest early misses the last ones.
+        # Canaries stand at both ends: code that starts to forge reports while the real tests run misses the
+        # first ones, and code that stops pytest early misses the last ones.
         canaries = (Canaries.draw(), Canaries.draw())
         job = {
             "nonce": nonce,
@@ -82,8 +82,8 @@ class PytestCheck(Check):
             command = ["python3", "-I", "-B", "-c", _program()]
             result = await sandbox.exec(command, stdin=json.dumps(job).encode(), timeout_s=self.timeout_s)
         report = PytestReport.parse(result.stdout, nonce)
-        # The order decides who is to blame. Too much output is the agent's doing even if the run did not begin;
-        # a run that never began is the image's fault; everything after that is a valid failure.
+        # The order decides who is to blame. Too much output is the agent's doing even if the run did not
+        # begin; a run that never began is the image's fault; everything after that is a valid failure.
         if result.stdout_truncated:
             return CheckOutcome(
                 False,

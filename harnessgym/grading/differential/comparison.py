@@ -120,8 +120,8 @@ def compare(
         if "hang" in first or "crash" in first or not (call.seen or first.get("meant", True)):
             continue
         answer = theirs.cases.get(number)
-        # When the candidate's process died, the first missing answer is the call that killed it: a crash. Those
-        # after it were never tried. A run that ended or timed out skipped calls for other reasons.
+        # When the candidate's process died, the first missing answer is the call that killed it: a crash.
+        # Those after it were never tried. A run that ended or timed out skipped calls for other reasons.
         if answer is None and (theirs.ended or theirs.hung or lost):
             continue  # others of its calls hung, or the time was over
         lost = lost or answer is None

@@ -58,8 +58,8 @@ Inputs = Sequence[tuple[Function, FunctionCall]]
 async def opinion_on(task: Task, workspace: Path, fresh: Opener, *, case_s: float = CASE_S) -> Opinion:
     """Returns a second opinion on an exported workspace.
 
-    `fresh` opens an empty sandbox of the task's image without network. There is no opinion on a task of several
-    steps, nor on one of its steps: that would need what gold left in the earlier steps.
+    `fresh` opens an empty sandbox of the task's image without network. There is no opinion on a task of
+    several steps, nor on one of its steps: that would need what gold left in the earlier steps.
     """
     if task.steps:
         return Opinion(

@@ -114,8 +114,8 @@ class _Module:
     def changed(self, other: "_Module") -> set[str]:
         """The functions to compare.
 
-        These are the public ones that differ or use a different name, and the different private ones that none
-        of them uses.
+        These are the public ones that differ or use a different name, and the different private ones that
+        none of them uses.
         """
         different = {name for name, text in self.bound.items() if other.bound.get(name) != text}
         uses = {name: _uses(node, name) for name, node in self.functions.items()}

@@ -1,7 +1,7 @@
 """Inputs for functions: from tests, from literals in sources and docstrings, and from seeded mutations.
 
-Mutations keep the types. Values are encoded as in `harnessgym.grading.runners.encoding`. Equal seeds give equal
-inputs on every machine.
+Mutations keep the types. Values are encoded as in `harnessgym.grading.runners.encoding`. Equal seeds give
+equal inputs on every machine.
 """
 
 import ast

@@ -51,8 +51,8 @@ async def probe(
     cwd: str = ".",
 ) -> Probe:
     """Runs a program, given as text. Raises SandboxError."""
-    # `pycache_prefix` names a folder that does not exist, because the agent can leave .pyc files in its workspace
-    # that do not match their sources. `-I` keeps its environment and user site out.
+    # `pycache_prefix` names a folder that does not exist, because the agent can leave .pyc files in its
+    # workspace that do not match their sources. `-I` keeps its environment and user site out.
     nonce = secrets.token_hex(16)
     sent = json.dumps({**job, "nonce": nonce}).encode()
     command = ["python3", "-I", "-B", "-X", f"pycache_prefix=/nonexistent/{nonce}", "-c", program]

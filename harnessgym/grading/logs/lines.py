@@ -46,7 +46,8 @@ gotest = _parser(
     r"--- (?P<word>PASS|FAIL|SKIP): (?P<name>.+) \(.+\)$",
     {"PASS": _PASSED, "FAIL": _FAILED, "SKIP": _SKIPPED},
 )
-# `[       OK ] Suite.Name (3 ms)`. The failures listed at the end have no duration; skipped tests are left out.
+# `[       OK ] Suite.Name (3 ms)`. The failures listed at the end have no duration; skipped tests are left
+# out.
 googletest = _parser(
     r".*\[\s*(?P<word>OK|FAILED)\s*\]\s(?P<name>.*)\s\(.*\)$", {"OK": _PASSED, "FAILED": _FAILED}
 )

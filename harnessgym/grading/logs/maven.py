@@ -22,8 +22,8 @@ _SUITE = "__suite__"
 def by_build(log: str) -> Statuses:
     """One build for each test under `set -x`: `-Dtest=NAME`, then `BUILD SUCCESS` or `FAILURE`.
 
-    Builds before the first test belong to something else, unless tests are left over at the end: the trace of a
-    command may arrive after its output.
+    Builds before the first test belong to something else, unless tests are left over at the end: the trace
+    of a command may arrive after its output.
     """
     found: Statuses = {}
     asked: deque[str] = deque()

@@ -1,8 +1,8 @@
 """pytest with `-rA` or `-v`: `STATUS id` in the short summary, `id STATUS` in progress lines.
 
-Ids end at the first space, except for datasets that were made differently (`spaced`). The wrapped progress line
-`PASSED [100%]` counts as a test of that name, because lists of expected tests contain it. `SKIPPED [3] path:1:
-why` is a count and no test.
+Ids end at the first space, except for datasets that were made differently (`spaced`). The wrapped progress
+line `PASSED [100%]` counts as a test of that name, because lists of expected tests contain it. `SKIPPED [3]
+path:1: why` is a count and no test.
 """
 
 import re

@@ -5,8 +5,8 @@ reports no failure although the tests' command failed describes a different run 
 lines), or one that broke off. Failures of the environment are distinguished from those of a patch, so that a
 browser that does not start is not a reward of zero.
 
-`instrumented` appends a nonce to the markers of a script. So code under test cannot end the log, or set an exit
-code, by printing a marker. Code that reads the processes above it can find the nonce.
+`instrumented` appends a nonce to the markers of a script. So code under test cannot end the log, or set an
+exit code, by printing a marker. Code that reads the processes above it can find the nonce.
 """
 
 import re
@@ -123,12 +123,12 @@ def diagnosis(log: str, start: str = START) -> tuple[str, Cause] | None:
 
 
 def instrumented(script: str, nonce: str = "") -> str:
-    """The script with the nonce in its markers and a line that prints the tests' exit code after their output.
+    """The script with the nonce in its markers, and a line that prints the tests' exit code at their end.
 
     A script without an end marker is returned unchanged.
     """
-    # The last markers count: earlier lines may mention them, in a comment or in a file that the script writes.
-    # `$?` is stored before the line of the end marker, which would overwrite it.
+    # The last markers count: earlier lines may mention them, in a comment or in a file that the script
+    # writes. `$?` is stored before the line of the end marker, which would overwrite it.
     lines = script.split("\n")
     end = max((number for number, line in enumerate(lines) if END in line), default=-1)
     start = max((number for number, line in enumerate(lines[: max(end, 0)]) if START in line), default=-1)

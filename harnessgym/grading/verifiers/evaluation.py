@@ -53,7 +53,8 @@ async def evaluate(
     result = await _run(sandbox, instrumented(script, nonce), timeout_s)
     log = text_of(result.stdout)
     tail = log[-_TAIL:]
-    # Only the end of a long log is kept, so the start marker may be cut off. What is left is the tests' output.
+    # Only the end of a long log is kept, so the start marker may be cut off. What is left is the tests'
+    # output.
     if result.stdout_truncated and f"{START} {nonce}" not in log:
         log = f"{START} {nonce}\n{log}"
     if result.timed_out:

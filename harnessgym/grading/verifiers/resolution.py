@@ -2,7 +2,8 @@
 
 The rules are SWE-bench's (5.0.2):
 
-- Every test that failed before (F2P) must pass. A skipped test does not count as a pass; an expected failure does.
+- Every test that failed before (F2P) must pass. A skipped test does not count as a pass; an expected
+  failure does.
 - Every test that passed before (P2P) must still pass. A skipped test counts as a pass.
 - An id that a dataset cut off inside its parameters stands for all tests that start with it, if they agree.
 - If a runner reports only failures, every other test has passed.

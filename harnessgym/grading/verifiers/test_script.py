@@ -1,8 +1,9 @@
 """Runs the test script of a task as in a container of its own.
 
-Tests are in `/tests`, results in `/logs/verifier`. The script runs as root in one fresh sandbox. What it fetches (`apt-get`, `curl`, `uv`, `pip`) was put into the
-image beforehand (`harnessgym.grading.verifiers.tools`). If something is missing, that is the task's fault and
-gives no reward.
+Tests are in `/tests`, results in `/logs/verifier`. The script runs as root in one fresh sandbox. What it
+fetches (`apt-get`, `curl`, `uv`, `pip`) was put into the image beforehand
+(`harnessgym.grading.verifiers.tools`). If something is missing, that is the task's fault and gives no
+reward.
 """
 
 from collections.abc import Mapping
@@ -127,8 +128,8 @@ async def run_script(sandbox: Sandbox, test: VerifierScript, task: Task) -> Scri
     collected = task.collect if task.verifier == "separate" else ()  # else it lies where the agent left it
     argv = ["sh", "-c", _LAY, "sh", test.script, _OWN, *flags, OUTSIDE, *collected]
     tests = Bundle(task.metadata.get("test_files", {}), test.rest, test.executable)
-    # A command of its own as root, before the script: it also empties `/logs/verifier`, so that no reward file
-    # of the agent's is there when the script starts.
+    # A command of its own as root, before the script: it also empties `/logs/verifier`, so that no reward
+    # file of the agent's is there when the script starts.
     laid = await sandbox.exec(
         argv, user=user, stdin=tests.archive() if test.laid else None, timeout_s=_STEP_S
     )

@@ -1,10 +1,10 @@
 """Reads from a test script's text what it fetches, and puts that into the image while there is network.
 
 Test scripts of published tasks begin with `apt-get install`, `curl .../uv/install.sh | sh`, `uvx -w
-pytest==8.4.1 pytest` or `pip install pytest`. Grading has no network. So a layer of the grading image contains
-these packages, and programs named `apt-get`, `curl`, `uv`, `uvx` and `pip` that come first on the script's
-`PATH`. They succeed for packages that are there and record the others (`runners/offline.py`). Whatever version
-of Python `uvx -p` names, the image's own is used.
+pytest==8.4.1 pytest` or `pip install pytest`. Grading has no network. So a layer of the grading image
+contains these packages, and programs named `apt-get`, `curl`, `uv`, `uvx` and `pip` that come first on the
+script's `PATH`. They succeed for packages that are there and record the others (`runners/offline.py`).
+Whatever version of Python `uvx -p` names, the image's own is used.
 """
 
 import re
