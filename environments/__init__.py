@@ -1,8 +1,7 @@
-"""Environments: task sets and their graders, one folder each, named in `harnessgym/registry.py`, and
-gymnasium ids.
+"""Environments: task sets with their graders, one folder each, and gymnasium ids.
 
-Importing this registers the ids, as strings, where gymnasium is installed:
-`gymnasium.make("environments:harnessgym/SWE-v0")`.
+The task sets are named in `harnessgym/registry.py`. Importing this package registers the ids, as strings, if
+gymnasium is installed: `gymnasium.make("environments:harnessgym/SWE-v0")`.
 """
 
 from pathlib import Path
@@ -18,7 +17,7 @@ IDS: dict[str, tuple[str, dict[str, Any], bool]] = {
     ),
     "harnessgym/SWE-v0": ("environments.workspace.env:WorkspaceEnv", {"tasks": "swe"}, False),
 }
-"""Id to entry point, default arguments, and whether episodes cannot be repeated."""
+"""Id to entry point, default arguments, and whether episodes are nondeterministic."""
 
 
 def _register() -> None:

@@ -1,6 +1,4 @@
-"""Agents for the shipped environments: one that acts at random, one that plays tasks' solutions. For
-checks and benchmarks.
-"""
+"""Agents for checks and benchmarks of the environments: one acts at random, one plays tasks' solutions."""
 
 import json
 import shlex
@@ -19,7 +17,7 @@ class ScriptedPlayer(Protocol):
     """Chooses actions."""
 
     def begin(self, info: Mapping[str, Any]) -> None:
-        """An episode begins; `info` is that of the reset."""
+        """Called when an episode begins, with the `info` of the reset."""
         ...
 
     def act(self, observation: Any) -> str:
@@ -35,7 +33,7 @@ class RandomAgent:
         space.seed(seed)
 
     def begin(self, info: Mapping[str, Any]) -> None:
-        """Nothing to know."""
+        """Does nothing."""
 
     def act(self, observation: Any) -> str:  # noqa: ARG002
         """See `ScriptedPlayer.act`."""
@@ -45,8 +43,7 @@ class RandomAgent:
 class GoldAgent:
     """Plays each task's solution, action by action, and ends the episode.
 
-    `harness` says that it answers the plain agent's requests (`environments/harness/agent.py`) instead of
-    acting itself.
+    With `harness`, it answers the requests of the plain agent (`environments/harness/agent.py`) instead.
     """
 
     def __init__(self, tasks: str, split: Split = "train", *, harness: bool = False) -> None:
@@ -65,17 +62,17 @@ class GoldAgent:
 
 @dataclass(slots=True)
 class Played:
-    """What came of some steps."""
+    """The result of some steps."""
 
     steps: int = 0
     rewards: list[float] = field(default_factory=list)
-    """Of the episodes that were judged."""
+    """Rewards of the graded episodes."""
     stopped: dict[str, int] = field(default_factory=dict)
-    """How many were not, by reason."""
+    """Number of truncated episodes by reason."""
 
 
 def play(env: gymnasium.Env[Any, str], agent: ScriptedPlayer, steps: int, seed: int = 0) -> Played:
-    """So many steps, over as many episodes as that takes. The last one is left as it is."""
+    """Plays `steps` steps, over as many episodes as needed. The last episode may stay unfinished."""
     played = Played()
     running = False
     observation: Any = None

@@ -1,4 +1,4 @@
-"""`python -m environments.check`: gymnasium's own checker on every id, where a warning counts as an error.
+"""`python -m environments.check`: runs gymnasium's own checker on every id; a warning is an error.
 
     python -m environments.check                                    every id
     python -m environments.check harnessgym/SWE-v0 --sandbox docker
@@ -42,7 +42,7 @@ def check(name: str, sandbox: str) -> str:
 
 
 def main() -> int:
-    """Check what is named, print a line each."""
+    """Checks the named ids and prints a line for each."""
     parser = argparse.ArgumentParser(description="Runs gymnasium's check_env on the shipped environments.")
     parser.add_argument("ids", nargs="*", default=sorted(IDS), metavar="ID", help="all, if none is named")
     parser.add_argument("--sandbox", default="bubblewrap", help="process, bubblewrap or docker")

@@ -1,4 +1,4 @@
-"""Reading what an agent wrote, as hostile: no links followed, no blocking on pipes, a bounded read."""
+"""Reads an agent's file as hostile data: follows no links, never blocks on pipes, bounds the read."""
 
 import os
 import stat
@@ -6,7 +6,9 @@ from pathlib import Path
 
 
 def read_small_text(path: Path, most: int) -> str | None:
-    """The UTF-8 text of a regular file of at most `most` bytes; None for anything else, or nothing."""
+    """The UTF-8 text of a regular file of at most `most` bytes; None for anything else."""
+    # Open first and check the descriptor: between a check of the path and the opening, a link could be
+    # swapped in.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -1,3 +1,1 @@
-"""Code and reasoning: task sets made of what installed packages carry. None of those packages is imported
-into this process.
-"""
+"""Code and reasoning: task sets from installed packages, none of which is imported into this process."""

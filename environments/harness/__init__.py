@@ -1,1 +1,1 @@
-"""Harness: the agent that `harnessgym/Harness-v0` runs where no other is named."""
+"""Harness: the default agent of `harnessgym/Harness-v0`."""

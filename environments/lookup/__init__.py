@@ -1,9 +1,8 @@
-"""Lookup: the quickstart's task. Three assistant turns, two tools, a shipped policy that starts out calling
-the wrong one.
+"""Lookup: the quickstart's task, with three assistant turns, two tools, and a shipped policy to train.
 
-`protocol` is what a harness must reproduce, `tasks` the task set, `grader` the judge, and the folder
-`policy/` (a Hugging Face folder, made by `benchmarks/recipe/warm_start.py`) the policy to train. Nothing here
-imports torch.
+The policy at first calls the wrong tool. `protocol` is what a harness must reproduce, `tasks` has the task
+set and the grader, and the folder `policy/` (a Hugging Face folder, made by
+`benchmarks/recipe/warm_start.py`) has the policy. Nothing here imports torch.
 """
 
 from environments.lookup.tasks import LookupTasks, grade

@@ -1,7 +1,6 @@
-"""What a harness and the lookup task agree on: system prompt, tools, catalog file and answer file, to the
-character.
+"""The exact protocol between a harness and the lookup task: system prompt, tools, catalog and answer file.
 
-A harness for this task imports nothing of this package; it repeats these strings and follows this loop:
+A harness for this task does not import this package. It repeats these strings and follows this loop:
 
 1. Read the instruction. `SYSTEM_PROMPT` is the system prompt, the instruction the user message. Offer `TOOLS`
    (OpenAI chat form; the Anthropic form has the same names, descriptions and schemas, in the same order).
@@ -49,7 +48,7 @@ TOOLS: list[dict[str, Any]] = [
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """What the tools look things up in."""
+    """The data that the tools read."""
 
     ids: Mapping[str, str]
     """Item name to id."""
@@ -58,7 +57,7 @@ class Catalog:
 
     @classmethod
     def from_json(cls, text: str) -> "Catalog":
-        """The catalog in a `CATALOG_FILE`."""
+        """Parses the text of a `CATALOG_FILE`."""
         return cls(**json.loads(text))
 
     def to_json(self) -> str:
@@ -66,7 +65,7 @@ class Catalog:
         return json.dumps(asdict(self), indent=1) + "\n"
 
     def call(self, tool: str, arguments: object) -> str:
-        """The result of a tool call: an id, a value, or "unknown" for whatever is not a proper call."""
+        """The result of a tool call: an id, a value, or "unknown" for a malformed call."""
         argument = "name" if tool == "find" else "id"
         if (
             not isinstance(arguments, Mapping)

@@ -1,10 +1,9 @@
-"""Lookup tasks: find an item's id with one tool, read the right attribute of it with another, answer with the
-value.
+"""Lookup tasks: find an item's id with one tool, read one attribute with another, and answer with the value.
 
-The splits share no item and no wording. Item names are pairs of syllables that both splits draw on
-("zor-min"), so a policy that has learnt to copy can copy a name it never met; the words "price", "stock" and
-"weight" occur in both. Ids and values are random per task and all values of a task differ: only the right
-tool on the right item gives the answer.
+The splits share no item and no wording. Item names are pairs of syllables ("zor-min") from a list that both
+splits use, so a policy that can copy also copies names it never saw. The words "price", "stock" and "weight"
+occur in both splits. Ids and values are random for each task, and all values of a task differ. So only the
+right tool on the right item gives the answer.
 """
 
 from collections.abc import Sequence
@@ -22,9 +21,7 @@ _MAX_BYTES = 256
 
 
 def grade(task: Task, workspace: Path) -> Grade:
-    """Reward 1.0 if `answer.txt` holds exactly the task's answer, whitespace around it aside, else 0.0,
-    whatever it is.
-    """
+    """Reward 1.0 if the stripped text of `answer.txt` is the task's answer, else 0.0. Never raises."""
     found = read_small_text(workspace / ANSWER_FILE, _MAX_BYTES)
     return Grade({"reward": float(found is not None and found.strip() == task.metadata["answer"])})
 
@@ -65,7 +62,7 @@ TEMPLATES: dict[Split, tuple[str, ...]] = {
         'Here is an item, "{name}". I need its {kind}.',
     ),
 }
-"""Question wordings with places for the attribute and the item; the splits share none."""
+"""Question wordings with placeholders for the attribute and the item. The splits share none."""
 _SIZES: dict[Split, int] = {"train": 480, "test": 300}
 _TEST_NAMES = 420
 _ITEMS_PER_CATALOG = 4
@@ -74,7 +71,7 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @dataclass(frozen=True, slots=True)
 class LookupQuestion:
-    """One drawn task, before it is wrapped: what is asked, about what, and what the tools will say."""
+    """A drawn question: its text, the attribute, the item, and the catalog for the tools."""
 
     text: str
     kind: str
@@ -83,7 +80,7 @@ class LookupQuestion:
 
     @property
     def answer(self) -> str:
-        """What the right tool says of the item asked about."""
+        """The value that the right tool returns for the item."""
         return self.catalog.attributes[self.catalog.ids[self.name]][self.kind]
 
 
@@ -108,9 +105,7 @@ def item_names(split: Split) -> tuple[str, ...]:
 def draw_question(
     random: Random, kind: str, template: str, name: str, others: Sequence[str]
 ) -> LookupQuestion:
-    """A question about `name` with random ids and values; `others` are the names its catalog lists
-    besides.
-    """
+    """A question about `name` with random ids and values. `others` are the other names in its catalog."""
     names = random.sample([name, *others], 1 + len(others))
     ids = random.sample([letter + digit for letter in _LETTERS for digit in "0123456789"], len(names))
     values = [str(value) for value in random.sample(range(10, 100), len(names) * len(KINDS))]

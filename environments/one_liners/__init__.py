@@ -1,6 +1,6 @@
-"""One-liners: tasks that one short shell command does, for models so small that more is out of reach.
+"""One-liners: tasks that one short shell command solves, for very small models.
 
-`tasks` is the task set, `grader` the judge. Files, words and wordings of the two splits differ.
+`tasks` has the task set and the grader. Files, words and wordings of the two splits differ.
 """
 
 from environments.one_liners.tasks import OneLiners, grade

@@ -18,8 +18,8 @@ _MAX_BYTES = 4096
 def grade(task: Task, workspace: Path) -> Grade:
     """Reward 1.0 if every path is as `task.metadata["expect"]` says, else 0.0.
 
-    A path's text is compared without the blanks around its lines; None: it is gone; a path that ends with "/"
-    is a folder.
+    A path's text is compared without white space around its lines. None means that the path must not exist. A
+    path that ends with "/" is a folder.
     """
     expect: Mapping[str, str | None] = task.metadata["expect"]
     wrong = [
@@ -60,7 +60,7 @@ _SIZES: dict[Split, int] = {"train": 1600, "test": 400}
 
 @dataclass(frozen=True, slots=True)
 class TaskDraw:
-    """What a task is made of: names that differ from each other, and the lines of a file."""
+    """The random parts of a task: distinct names, and the lines of a file."""
 
     one: str
     other: str
@@ -69,28 +69,26 @@ class TaskDraw:
 
     @property
     def text(self) -> str:
-        """The lines as a file has them."""
+        """The text of the file."""
         return "".join(f"{line}\n" for line in self.lines)
 
     def fill(self, template: str) -> str:
-        """A wording or command with the names in its places: `{one}`, `{other}` (files) and `{word}` (a
-        folder).
-        """
+        """Fills a wording or command: `{one}` and `{other}` are files, `{word}` is a folder."""
         return template.format(one=self.one, other=self.other, word=self.word)
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One sort of task."""
+    """One kind of task."""
 
     wordings: Mapping[Split, tuple[str, ...]]
-    """With places, see `TaskDraw.fill`."""
+    """Instructions with placeholders; see `TaskDraw.fill`."""
     command: str
-    """A solution, with the same places."""
+    """A solution with the same placeholders."""
     files: Callable[[TaskDraw], dict[str, str]]
-    """What is there before: path to text."""
+    """The initial files, path to text."""
     expect: Callable[[TaskDraw], dict[str, str | None]]
-    """What must be there after, as `grade` reads it."""
+    """The expected paths, as `grade` reads them."""
 
 
 KINDS: dict[str, Kind] = {
@@ -158,8 +156,8 @@ KINDS: dict[str, Kind] = {
         lambda draw: {f"{draw.word}/": "", draw.other: draw.text},
     ),
 }
-"""By name. What was measured of SmolLM2 before training chose these, on wordings of the training split
-alone."""
+"""Name to kind. They were chosen by SmolLM2's results before training, on wordings of the training split
+only."""
 
 
 class OneLiners:
@@ -168,12 +166,12 @@ class OneLiners:
     name = "one_liners"
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """All tasks of a split in a fixed order; kinds take turns."""
+        """All tasks of a split in a fixed order. The kinds take turns."""
         return [_task(split, index) for index in range(_SIZES[split])]
 
 
 def words(split: Split) -> tuple[str, ...]:
-    """The words of a split, of which file names are made too: a third is kept for tests."""
+    """The words of a split, also used for file names. A third is reserved for the test split."""
     shuffled = _WORDS.split()
     Random("one-liner words").shuffle(shuffled)
     third = len(shuffled) // 3

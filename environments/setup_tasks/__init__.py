@@ -1,8 +1,8 @@
-"""Setup: eight small repositories that do not work where they lie, and no network. EnvBench's kind of task.
+"""Setup: eight small repositories that do not work yet, without network. Tasks in the style of EnvBench.
 
-The agent makes the repository's imports resolve and its tests collectable, from what is in the workspace.
-Each task is a folder beside this file, as `harnessgym.tasks.native` describes it; what is measured is said in
-`environments.setup_tasks.works`.
+The agent must make the repository's imports resolve and its tests collectable, using only the workspace. Each
+task is a folder beside this file, in the format of `harnessgym.tasks.native`. See
+`environments.setup_tasks.works` for what is measured.
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ from harnessgym.tasks.native import NativeTasks
 
 
 class SetupTasks(NativeTasks):
-    """The folders beside this file."""
+    """The tasks in the folders beside this file."""
 
     def __init__(self) -> None:
         super().__init__(Path(__file__).parent / "tasks")
 
     @property
     def baseline(self) -> Path:
-        """Beside this file."""
+        """Path of the baseline, beside this file."""
         return Path(__file__).parent / "baseline.json"
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """The same, graded on the channels `imports` and `collected` too."""
+        """The tasks of a split, also graded on the channels `imports` and `collected`."""
         return [
             replace(task, grader="environments.setup_tasks.grader:verifier") for task in super().tasks(split)
         ]

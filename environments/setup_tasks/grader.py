@@ -1,6 +1,4 @@
-"""The grade of a repository that was made to work: `imports`, `collected`, and their product as the
-reward.
-"""
+"""Grades a repository that was made to work: `imports`, `collected`, and their product as the reward."""
 
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from harnessgym.task import Grade, Task
 
 
 class SetupVerifier:
-    """Reads the one check of a task; what was shipped is what the task's files are."""
+    """Runs the one check of a task, with the task's own files as the shipped ones."""
 
     async def verify(self, task: Task, workspace: Path, place: Opener) -> Grade:
         """See `Verifier.verify`."""

@@ -1,4 +1,4 @@
-"""Where Python would find modules, looked up on this machine among exported files. Nothing is imported."""
+"""Finds the files that Python would import, among exported files on this machine. Imports nothing."""
 
 import ast
 import sys
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 _LONGEST = 1 << 20
-"""Bytes of a source file; what ships is far shorter."""
+"""Largest source file in bytes. Shipped files are far smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +20,19 @@ class Shipped:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Folders of a workspace in which modules are looked for, in order, and what should be found there.
+    """The import path of a workspace, in order, and the modules that should be found there.
 
-    The grading interpreter has its own library before them, so that nothing of it can be replaced.
+    The grading interpreter searches its own library first, so the workspace cannot replace it.
     """
 
     roots: tuple[Path, ...]
     shipped: Mapping[str, Shipped]
-    """By dotted name."""
+    """Dotted name to module."""
 
     def problem(self, source: str) -> str:
-        """Empty if everything that a program imports, however far, is what came with the task; else the
-        first that is not.
+        """A sentence for the first module that a program imports, directly or not, and that was not shipped.
+
+        Empty if every module is the shipped one.
         """
         waiting = list(imported(source, ""))
         seen = set[str]()
@@ -64,7 +65,9 @@ class Search:
         )
 
     def _find(self, module: str) -> Path | None:
-        """The source file that would be imported."""
+        """The source file that Python would import, or None."""
+        # As Python does it: the first folder with an `__init__.py` is the package. Without one, all folders
+        # of the name form a namespace package.
         folders = list(self.roots)
         *packages, name = module.split(".")
         for package in packages:
@@ -77,7 +80,7 @@ class Search:
 
 
 def imported(source: str, package: str) -> Iterator[str]:
-    """Dotted names that a text may import; `package` is the one that it lies in."""
+    """Dotted names that a source text may import. `package` is the text's own package."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -90,7 +93,7 @@ def imported(source: str, package: str) -> Iterator[str]:
 
 
 def modules_below(files: Mapping[str, str], root: str) -> dict[str, Shipped]:
-    """Every Python file below a folder, by the name that it is imported as from there."""
+    """Every Python file below a folder, by its dotted name from there."""
     found = {}
     for path, text in files.items():
         file = PurePosixPath(path)

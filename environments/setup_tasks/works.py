@@ -1,12 +1,11 @@
-"""Whether a repository works: which of the imports that failed resolve, and which of its tests pytest
-collects.
+"""Checks whether a repository works: which failed imports now resolve, and which tests pytest collects.
 
-What the agent leaves counts in three ways: folders on `PYTHONPATH` and the variables that a task names, as
-`env.sh` of the workspace exports them, and a `.venv`. Everything is decided with what came with the task: a
-module counts only if its file, and that of everything it imports, is byte for byte one that was shipped,
-wherever it lies. That is looked up on this machine (`environments.setup_tasks.search`), so no stub, hook,
-start-up file or compiled file of the agent's is ever run; what is then imported and collected in a fresh
-sandbox is shipped code alone, and the tests are the shipped ones.
+Three things that the agent leaves count: folders on `PYTHONPATH`, variables that the task names (both as
+the workspace's `env.sh` exports them), and a `.venv`. A module counts only if its file, and the files of
+everything that it imports, are byte for byte shipped ones, wherever they are. That is decided on this
+machine (`environments.setup_tasks.search`), so no stub, hook, start-up file or compiled file of the agent's
+ever runs. The fresh sandbox then imports and collects only shipped code, and the tests are the shipped
+ones.
 """
 
 import os
@@ -26,31 +25,31 @@ _REPO = "repo"
 _ASK = r"""printf '%s\0' "$PWD"; [ ! -f env.sh ] || . ./env.sh >/dev/null 2>&1 </dev/null
 for name in PYTHONPATH "$@"; do eval "printf '%s\\0' \"\${$name-}\""; done"""
 _LONGEST = 4_096
-"""Characters of a variable's value."""
+"""Longest value of a variable, in characters."""
 _ROOTS = 32
 
 
 class Works(Check):
-    """A repository in `repo/`, and what of it must work."""
+    """A repository in `repo/`, and the imports and tests that must work."""
 
     kind: Literal["environments.setup_tasks.works:Works"]
     imports: tuple[str, ...] = Field(min_length=1)
-    """Modules that the repository's sources import, and that cannot be imported at first."""
+    """Modules that the repository's sources import and that cannot be imported at first."""
     tests: tuple[str, ...] = Field(min_length=1)
-    """Ids of tests below `repo/tests` that pytest collects when all is well."""
+    """Ids of tests below `repo/tests` that pytest collects if everything works."""
     packages: tuple[str, ...] = ()
-    """Shipped folders that modules are imported from."""
+    """Shipped folders from which modules are imported."""
     modules: Mapping[str, str] = Field(default_factory=dict)
-    """Further modules: dotted name to the shipped file that they must be equal to. One named `__init__.py`
-    is a package."""
+    """Further modules: dotted name to the shipped file that they must equal. A file named `__init__.py` is a
+    package."""
     texts: Mapping[str, str] = Field(default_factory=dict)
-    """Further modules: dotted name to their text, where it is made."""
+    """Further modules that a script generates: dotted name to their text."""
     variables: tuple[str, ...] = ()
     """Environment variables that count."""
     timeout_s: float = Field(120.0, gt=0, le=3_600)
 
     async def run(self, bench: CheckContext) -> CheckOutcome:
-        """Facts are `imports` and `collected`, each from 0 to 1; the part is their product."""
+        """Runs the check. The facts `imports` and `collected` are from 0 to 1; `part` is their product."""
         if not any(path.startswith("repo/") for path in bench.files):
             raise TaskError(
                 f"{bench.where}: it is graded by what it shipped. Name the task set `setup`, not its folder."
@@ -103,8 +102,9 @@ class Works(Check):
         )
 
     async def _environment(self, bench: CheckContext) -> tuple[str, dict[str, str]]:
-        """The workspace's path inside, and what `env.sh` says of what counts. All else it does ends with
-        the sandbox.
+        """The workspace's path in the sandbox, and the variables that `env.sh` exports.
+
+        Anything else that `env.sh` does ends with the sandbox.
         """
         names = ("PYTHONPATH", *self.variables)
         async with bench.place() as sandbox:
@@ -132,9 +132,7 @@ class Works(Check):
         }
 
     def _tests(self, shipped: Mapping[str, str], search: Search) -> tuple[dict[str, str], list[str]]:
-        """The shipped test files that import nothing but what was shipped, and what is wrong with the
-        others.
-        """
+        """The shipped test files that import only shipped modules, and the problems of the others."""
         files = {
             path.removeprefix(f"{_REPO}/tests/"): text
             for path, text in shipped.items()
@@ -146,9 +144,7 @@ class Works(Check):
 
 
 def _roots(workspace: Path, home: str, pythonpath: str) -> list[str]:
-    """Folders of the workspace that modules are looked for in, relative to it: `repo`, then `PYTHONPATH`,
-    then `.venv`s.
-    """
+    """The import path as folders relative to the workspace: `repo`, then `PYTHONPATH`, then `.venv`s."""
     named = [os.path.normpath(os.path.join(home, path)) for path in pythonpath.split(":") if path]
     found = [_REPO, *(os.path.relpath(path, home) for path in named)]
     for packages in sorted(workspace.glob(".venv/lib/python3*/site-packages")):
@@ -160,7 +156,7 @@ def _roots(workspace: Path, home: str, pythonpath: str) -> list[str]:
 
 
 def _linked(packages: Path, home: str) -> list[str]:
-    """Folders that `.pth` files name, as editable installs do. Lines that are programs are not run."""
+    """Folders that `.pth` files name, as in editable installs. Code in their lines is not run."""
     found = []
     for path in sorted(packages.glob("*.pth")):
         if path.is_file() and path.stat().st_size <= _LONGEST:
@@ -175,8 +171,9 @@ def _linked(packages: Path, home: str) -> list[str]:
 
 
 def _compiled(workspace: Path) -> str:
-    """A module without source, which Python might take before one with it; caches have a second dot in
-    their name.
+    """The name of a compiled module without source, or empty. Python might prefer it to a source file.
+
+    Files in `__pycache__` have a second dot in their name and do not count.
     """
     for _, _, names in os.walk(workspace):
         for name in names:

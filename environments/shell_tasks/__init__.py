@@ -1,8 +1,7 @@
-"""Shell: twelve small chores for an agent with a shell and an editor, and no network. Each is a folder beside
-this file.
+"""Shell: twelve small tasks for an agent with a shell and an editor, without network.
 
-They need python3, git, sh and coreutils, and nothing else; how such a folder is written is said in
-`harnessgym.tasks.native`.
+Each is a folder beside this file, in the format of `harnessgym.tasks.native`. They need only python3, git, sh
+and coreutils.
 """
 
 from pathlib import Path
@@ -11,12 +10,12 @@ from harnessgym.tasks.native import NativeTasks
 
 
 class ShellTasks(NativeTasks):
-    """The folders beside this file."""
+    """The tasks in the folders beside this file."""
 
     def __init__(self) -> None:
         super().__init__(Path(__file__).parent / "tasks")
 
     @property
     def baseline(self) -> Path:
-        """Beside this file."""
+        """Path of the baseline, beside this file."""
         return Path(__file__).parent / "baseline.json"

@@ -1,9 +1,8 @@
-"""SWE: repair real Python packages. Each task is a package with a fault that makes some of its own tests
-fail.
+"""SWE: repair real Python packages. In each task, a fault in a package makes some of its own tests fail.
 
-The packages are downloaded from their index when the tasks are first asked for; what is wrong with each, and
-which tests say so, is in the manifest. They need python3 with pytest, and nothing else. `python -m
-environments.swe.generate` makes more.
+The packages are downloaded from their index when the tasks are first needed. The manifest has the faults
+and the tests that fail. The tasks need only python3 with pytest. `python -m environments.swe.generate`
+makes more.
 """
 
 from collections.abc import Sequence
@@ -20,10 +19,10 @@ class SweTasks:
 
     name = "swe"
     baseline = Path(__file__).with_name("baseline.json")
-    """What `harnessgym tasks check` found of every task."""
+    """Results of `harnessgym tasks check` for every task."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """The tasks of a split. Raises TaskError when a package's source distribution cannot be had."""
+        """The tasks of a split. Raises TaskError if a package's source distribution is not available."""
         return _tasks(split)
 
 

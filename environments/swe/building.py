@@ -1,6 +1,4 @@
-"""From a manifest to tasks: the faulty package as the workspace, the tests of the pristine one as the
-judge.
-"""
+"""Makes tasks from a manifest: the faulty package is the workspace, the original package's tests grade it."""
 
 import hashlib
 import os
@@ -20,8 +18,8 @@ _SETUP = """command -v git >/dev/null || exit 0
 git init -q -b main . && git config user.name agent && git config user.email agent@localhost && git add -A -f
 export GIT_AUTHOR_DATE=2000-01-01T00:00:00Z GIT_COMMITTER_DATE=2000-01-01T00:00:00Z
 git commit -q -m "The package as it is" && rm -rf .git/logs .git/hooks"""
-"""One commit, so that `git diff` says what was done, and of a fixed date, the same each time; without git,
-none."""
+"""Makes one commit, so that `git diff` shows the agent's changes. Its date is fixed, so its id is always the
+same. Does nothing without git."""
 _FRAME = """{statement}
 
 The source of `{package}` {version} is in the current folder. Find what causes this and repair it there, so that the package \
@@ -30,8 +28,9 @@ you do to them. Run them with `{command}`."""
 
 
 def tasks_of(package: SourcePackage) -> Sequence[Task]:
-    """The tasks of a package, in the manifest's order. Raises TaskError when its source distribution
-    cannot be had.
+    """The tasks of a package, in the manifest's order.
+
+    Raises TaskError if its source distribution is not available.
     """
     manifest = read(package)
     if not manifest.entries:
@@ -96,14 +95,14 @@ def _metadata(
 
 
 def _command(tree: Tree) -> str:
-    """Runs the tests without the package's own settings, which name plugins that are not there."""
+    """The command that runs the tests without the package's own settings, which name missing plugins."""
     paths = ":".join(source for source in tree.package.sources if source != ".")
     before = f"PYTHONPATH={paths} " if paths else ""
     return f"{before}python3 -m pytest -q -c {os.devnull} --rootdir=. {tree.package.tests}"
 
 
 def _digest(files: Mapping[str, str]) -> str:
-    """Stands for the commit: a digest of every path and text."""
+    """A digest of every path and text, in place of a commit id."""
     told = hashlib.sha256()
     for path, text in sorted(files.items()):
         told.update(f"{path}\0{hashlib.sha256(text.encode()).hexdigest()}\n".encode())

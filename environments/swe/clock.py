@@ -1,4 +1,4 @@
-"""Tests that look at a clock, wait, or use threads: on a slow or busy machine they may say something else."""
+"""Finds tests that read a clock, wait, or use threads: on a slow or busy machine their results may differ."""
 
 import ast
 import re
@@ -11,9 +11,7 @@ _WORDS = re.compile(
 
 
 def clocked(tree: Tree) -> frozenset[str]:
-    """The ids of such test functions, without parameters. A class whose set-up does so gives all of its
-    tests.
-    """
+    """Ids of such test functions, without parameters. If a class's set-up does so, all its tests count."""
     found: set[str] = set()
     for path in tree.graded:
         text = tree.tests[path]

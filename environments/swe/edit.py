@@ -1,6 +1,4 @@
-"""Edits of texts by byte offsets, which keep everything else of a file as it is: apply, undo, and show as
-a patch.
-"""
+"""Edits of texts by byte offsets, which leave the rest of a file unchanged: apply, undo, show as a patch."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -15,23 +13,24 @@ class SourceEdit:
 
     path: str
     start: int
-    """Byte of the UTF-8 text at which it begins."""
+    """Start, as a byte offset in the UTF-8 text."""
     old: str
-    """What is there."""
+    """The text to replace."""
     new: str
-    """What comes there."""
+    """The replacement."""
 
     @property
     def end(self) -> int:
-        """Byte after what is replaced."""
+        """End of the replaced text, as a byte offset."""
         return self.start + len(self.old.encode())
 
 
 def edited(files: Mapping[str, str], edits: Sequence[SourceEdit]) -> dict[str, str]:
-    """The texts that change, changed; of several insertions at one place, the first given stands first.
+    """The changed texts. Several insertions at one place keep the given order.
 
-    Raises `TaskError` when an edit does not fit its text, or two overlap.
+    Raises `TaskError` if an edit does not fit its text, or if two overlap.
     """
+    # From the end to the start, so that an edit does not move the offsets of those still to come.
     changed: dict[str, bytes] = {}
     later: dict[str, int] = {}
     for edit in reversed(_in_order(edits)):
@@ -46,7 +45,7 @@ def edited(files: Mapping[str, str], edits: Sequence[SourceEdit]) -> dict[str, s
 
 
 def undone(edits: Sequence[SourceEdit]) -> tuple[SourceEdit, ...]:
-    """The edits that make of the changed texts what they were."""
+    """The edits that turn the changed texts back."""
     found = []
     shift = dict.fromkeys((edit.path for edit in edits), 0)
     for edit in _in_order(edits):
@@ -60,7 +59,7 @@ def _in_order(edits: Sequence[SourceEdit]) -> list[SourceEdit]:
 
 
 def patch(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """A unified diff that `git apply` takes, of texts that are on both sides."""
+    """A unified diff for `git apply`. Every path must be on both sides."""
     return "".join(
         _file_patch(path, before[path], after[path]) for path in sorted(after) if before[path] != after[path]
     )
@@ -73,5 +72,5 @@ def _file_patch(path: str, before: str, after: str) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """As git counts them: a form feed ends none."""
+    """Lines as git counts them: only a newline ends one. `splitlines` also splits at form feeds."""
     return [line for line in text.replace("\n", "\n\0").split("\0") if line]

@@ -1,9 +1,7 @@
-"""Where a Python file can be made faulty, and how: every place is an edit that leaves the file's formatting
-as it is.
+"""Finds the faults that can be put into a Python file. Each is an edit that keeps the file's formatting.
 
-Faults are the mistakes people make: a comparison turned round, a condition forgotten, an off-by-one, a guard
-removed, two arguments swapped. Only bodies of functions are touched; annotations, decorators, messages of
-errors and the like are not.
+Faults are mistakes that people make: a reversed comparison, a forgotten condition, an off-by-one, a removed
+guard, two swapped arguments. Only function bodies are changed, not annotations, decorators or error messages.
 """
 
 import ast
@@ -59,24 +57,23 @@ _DROPPED_CALLS = frozenset(
     {"strip", "lower", "upper", "copy", "lstrip", "rstrip", "title", "items", "reverse", "sort"}
 )
 _QUIET = frozenset({"__repr__", "__dir__", "__del__", "__reduce__", "__init_subclass__", "__sizeof__"})
-"""Functions whose faults few tests tell."""
+"""Functions whose faults few tests detect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One place, and what is done there."""
+    """One fault."""
 
     kind: str
     function: str
-    """Qualified name of the function that it is in."""
+    """Qualified name of the function with the fault."""
     edit: SourceEdit
 
 
 def faults(path: str, text: str) -> list[Fault]:
-    """Every place of a file and what could be done there, in the order of the text. A file that is no Python
-    has none.
+    """All possible faults of a file, in the order of the text. A file that is no Python has none.
 
-    Whether what comes out is Python, and means something else, is for `Source.parses_with` to say.
+    The result may not be valid Python, or may mean the same: check it with `Source.parses_with`.
     """
     try:
         module = ast.parse(text)
@@ -101,7 +98,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _functions(node: ast.AST, above: str) -> Iterator[tuple[str, Function]]:
-    """Functions and methods. What is nested in a function belongs to that."""
+    """Functions and methods with their qualified names. A nested function belongs to the outer one."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Function):
             if child.name not in _QUIET and not any(
@@ -129,7 +126,7 @@ def _in_function(source: Source, function: Function) -> Iterator[tuple[str, Sour
 
 
 def _expressions(node: ast.AST) -> Iterator[ast.AST]:
-    """What is evaluated when the function runs, without what errors say."""
+    """The nodes that are evaluated when the function runs, without error messages and assertions."""
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "args") and isinstance(
             node, Function | ast.AnnAssign | ast.arg
@@ -178,7 +175,7 @@ def _of_statement(
 
 
 def _is_guard(statement: ast.stmt) -> bool:
-    """Whether it only leaves early."""
+    """Whether a statement is a condition that only leaves early."""
     match statement:
         case ast.If(body=[ast.Raise() | ast.Return() | ast.Continue() | ast.Break()], orelse=[]):
             return True
@@ -197,7 +194,7 @@ def _other_result(source: Source, value: ast.expr) -> SourceEdit | None:
 
 
 def _can_go(statement: ast.stmt) -> bool:
-    """Whether the names that are read later are there without it."""
+    """Whether a statement can be removed without making names undefined that are read later."""
     match statement:
         case ast.AugAssign() | ast.Expr(value=ast.Call()):
             return True
@@ -284,6 +281,7 @@ def _of_call(source: Source, node: ast.Call) -> Iterator[tuple[str, SourceEdit |
 def _negated(source: Source, test: ast.expr) -> SourceEdit | None:
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return source.replaced(test, source.text(test.operand))
+    # A comparison has faults of its own kind, and some of them are its negation.
     if isinstance(test, ast.Compare):
         return None
     plain = isinstance(test, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
@@ -300,7 +298,7 @@ def _other_constant(source: Source, node: ast.Constant) -> SourceEdit | None:
 
 
 def _is_text(node: ast.expr) -> bool:
-    """Whether it is a string: `+` and `%` mean something else there."""
+    """Whether a node is a string, for which `+` and `%` have another meaning."""
     return isinstance(node, ast.JoinedStr) or (
         isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
     )

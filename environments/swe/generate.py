@@ -1,6 +1,6 @@
-"""`python -m environments.swe.generate`: makes the tasks of packages, and writes their manifests.
+"""`python -m environments.swe.generate`: makes the tasks of packages and writes their manifests.
 
-What was proved is kept on this machine, so a generation that was stopped goes on where it was.
+Proofs are cached on this machine, so an interrupted generation resumes where it stopped.
 """
 
 import asyncio

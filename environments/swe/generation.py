@@ -1,7 +1,7 @@
-"""From a package to its manifest: draw faults, prove them, keep the good ones, tell what is wrong.
+"""Makes the manifest of a package: draws faults, proves them, keeps the good ones, describes the problems.
 
-The same seed gives the same manifest, however many sandboxes prove at once: faults are taken in the order
-they were drawn. Fewer tasks of the same seed are the first ones of more.
+The same seed gives the same manifest, whatever the number of sandboxes: faults are used in the order in which
+they were drawn. A smaller number of tasks gives the first tasks of a larger one.
 """
 
 import asyncio
@@ -25,9 +25,8 @@ from harnessgym.sandbox import Equipment, SandboxBackend
 
 
 def drawn(tree: Tree, seed: int) -> Iterator[Fault]:
-    """Every fault of a package that leaves its file Python and means something else, each once, in the
-    seed's order.
-    """
+    """Every fault of a package that gives valid Python with another meaning, once, in the seed's order."""
+    # The kinds take turns. A plain shuffle would be dominated by the most frequent kinds.
     random = Random(f"swe {tree.package.name} {tree.package.version} {seed}")
     kinds: dict[str, list[Fault]] = {}
     for path in tree.code:
@@ -43,14 +42,14 @@ def drawn(tree: Tree, seed: int) -> Iterator[Fault]:
 
 
 _TRIES = 14
-"""Faults tried for each task wanted, at most."""
+"""Most faults to try for each wanted task."""
 _PAIRS = 5
-"""Every so-many-th task has two faults."""
+"""Every fifth task has two faults."""
 _PER_FUNCTION = 3
-"""Faults that one function may have, over all tasks."""
+"""Most faults of one function, over all tasks."""
 
 Progress = Callable[[int, int], None]
-"""Told how many tasks there are and how many faults were tried."""
+"""Called with the number of tasks and the number of faults tried so far."""
 
 
 Proved = tuple[Fault, Proof]
@@ -58,18 +57,21 @@ Proved = tuple[Fault, Proof]
 
 @dataclass
 class Chosen:
-    """What has been taken so far, and what may be."""
+    """The faults that were chosen so far, and which others may be."""
 
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
     seen: set[tuple[str, str, frozenset[str]]] = field(default_factory=set)
     """File, function and failing tests."""
 
     def is_full(self, fault: Fault) -> bool:
-        """Whether its function has had enough faults."""
+        """Whether the fault's function has enough faults."""
         return self.counts.get((fault.edit.path, fault.function), 0) >= _PER_FUNCTION
 
     def takes(self, proved: Proved) -> bool:
-        """Whether it makes a task, and none of its function makes the same tests fail; then it is counted."""
+        """Counts a fault and returns True, unless its proof is refused or repeats another of its function.
+
+        It repeats one that makes the same tests fail.
+        """
         fault, proof = proved
         place = fault.edit.path, fault.function
         mark = (*place, frozenset(proof.facts))
@@ -90,9 +92,7 @@ async def generate(
     folder: Path,
     progress: Progress,
 ) -> PackageManifest:
-    """The manifest of a package, of as many tasks as are wanted or can be had. Proofs are kept in
-    `folder`.
-    """
+    """Makes the manifest of a package, with up to `wanted` tasks. Proofs are cached in `folder`."""
     async with AsyncExitStack() as stack:
         benches = [await _bench(stack, backend, tree) for _ in range(jobs)]
         stable = await stable_of(benches[0], folder)
@@ -135,7 +135,9 @@ async def _bench(stack: AsyncExitStack, backend: SandboxBackend, tree: Tree) -> 
 async def _proved(
     proofs: Proofs, jobs: int, chosen: Chosen, faults: Iterator[Fault]
 ) -> AsyncGenerator[Proved, None]:
-    """Faults with their proofs, in the order they were drawn; `jobs` are proved at once."""
+    """Faults with their proofs, in the order in which they were drawn. Proves `jobs` at once."""
+    # Proofs are awaited in order, whichever ends first. `is_full` is checked again after a proof, because the
+    # caller may have chosen faults meanwhile. So the result does not depend on `jobs`.
     ahead: deque[tuple[Fault, asyncio.Task[Proof]]] = deque()
     try:
         while True:
@@ -156,7 +158,7 @@ async def _proved(
 
 
 async def _pair(proofs: Proofs, first: Proved, second: Proved) -> Mapping[str, Fact] | None:
-    """What fails with both faults, if each adds something and both are in functions of their own."""
+    """The facts for both faults together, if they are in different functions and each adds failures."""
     (one, alone), (other, also) = first, second
     apart = (one.edit.path, one.function) != (other.edit.path, other.function)
     if not apart or set(alone.facts) <= set(also.facts) or set(also.facts) <= set(alone.facts):

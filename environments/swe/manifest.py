@@ -1,8 +1,8 @@
-"""The manifest: every task as its fault and what that was proved to do. One JSON-lines file a package, in
-`tasks/`.
+"""The manifest of a package: its tasks with their faults and proofs. One JSON-lines file each, in `tasks/`.
 
-The first line says the package and its tests; each further one is a task, which names tests by their place in
-that list. The folder has the name under which a sandbox hides the tasks that are installed with HarnessGym.
+The first line has the package and its tests. Each further line is a task, which names tests by their index
+in that list. Sandboxes hide folders of this name, so that agents cannot read the tasks installed with
+HarnessGym.
 """
 
 import json
@@ -25,13 +25,13 @@ class ManifestTask:
 
     number: int
     kinds: tuple[str, ...]
-    """Of its faults."""
+    """Kinds of its faults."""
     functions: tuple[str, ...]
-    """That they are in."""
+    """Functions with the faults."""
     edits: tuple[SourceEdit, ...]
-    """What makes the package faulty."""
+    """The edits that make the package faulty."""
     failing: tuple[str, ...]
-    """Tests that pass without the faults and fail with them, every time."""
+    """Tests that always pass without the faults and always fail with them."""
     statement: str
 
 
@@ -44,14 +44,14 @@ class PackageManifest:
     sha256: str
     seed: int
     tests: tuple[str, ...]
-    """Every test that passes without a fault, every time."""
+    """Tests that always pass without a fault."""
     without: tuple[str, ...]
-    """Tests in the same files that cannot be relied on."""
+    """Unreliable tests in the same files."""
     entries: tuple[ManifestTask, ...]
 
 
 def write(manifest: PackageManifest, folder: Path = FOLDER) -> Path:
-    """Writes a manifest, all or nothing."""
+    """Writes a manifest atomically."""
     places = {test: place for place, test in enumerate(manifest.tests)}
     head = {key: value for key, value in asdict(manifest).items() if key != "entries"}
     rows: list[dict[str, Any]] = [head]
@@ -68,8 +68,9 @@ def write(manifest: PackageManifest, folder: Path = FOLDER) -> Path:
 
 
 def read(package: SourcePackage, folder: Path = FOLDER) -> PackageManifest:
-    """The manifest of a package. Raises TaskError when it is missing, malformed, or of another
-    distribution.
+    """Reads the manifest of a package.
+
+    Raises TaskError if it is missing, malformed, or belongs to another distribution.
     """
     path = folder / f"{package.name}.jsonl"
     remedy = f"Make it: `python -m environments.swe.generate --package {package.name}`."

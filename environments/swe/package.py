@@ -1,6 +1,4 @@
-"""The packages that tasks are made of: pinned source distributions, and which of their files are code and
-which are tests.
-"""
+"""The packages for tasks: pinned source distributions, and which of their files are code and tests."""
 
 import functools
 import tomllib
@@ -19,7 +17,7 @@ Licence = Literal["MIT", "BSD-3-Clause"]
 
 
 class SourcePackage(Config):
-    """One table of `packages.toml`; what its keys mean is said there."""
+    """One table of `packages.toml`, which documents its keys."""
 
     name: str
     version: str
@@ -35,7 +33,7 @@ class SourcePackage(Config):
 
 @functools.cache
 def packages() -> Mapping[str, SourcePackage]:
-    """Every package, by its name."""
+    """All packages by name."""
     tables = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
     return {
         name: validate(SourcePackage, {"name": name, **table}, f"{_TABLE}: {name}")
@@ -44,7 +42,7 @@ def packages() -> Mapping[str, SourcePackage]:
 
 
 def package(name: str) -> SourcePackage:
-    """The package of a name. Raises ConfigError with the known names."""
+    """The package with this name. Raises ConfigError with the nearest known name."""
     found = packages().get(name)
     if found is None:
         raise ConfigError(f"There is no package {name!r} to make tasks of. {nearest(name, list(packages()))}")

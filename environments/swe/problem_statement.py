@@ -1,8 +1,7 @@
-"""What is wrong, told by what the package does: calls, what they give, what they should give. Never where the
-fault is.
+"""Describes a fault by what the package does: calls, their results, and the expected results.
 
-Every sentence is made of a failed test's own statement, with the values of its plain local names in their
-places.
+It never says where the fault is. Every sentence comes from a failed test's own statement, with the values of
+plain local names filled in.
 """
 
 import ast
@@ -18,11 +17,11 @@ from environments.swe.tree import Tree
 Fact = Mapping[str, Any]
 _EXAMPLES = 5
 _NAMED = 3
-"""Functions that the title names."""
+"""Most functions that the title names."""
 _LONGEST = 320
-"""Characters of an expression or a value that are still shown."""
+"""Longest expression or value that is shown, in characters."""
 _UNSAID = re.compile(r" at 0x|/(?:root|home|tmp|usr|work|workspace)/|site-packages|<locals>")
-"""What differs between machines and runs."""
+"""Text that differs between machines and runs."""
 _TITLES = (
     "{what} {verb} wrongly.",
     "Since a recent change, {what} {verb} wrongly.",
@@ -33,13 +32,13 @@ _EQUALITIES = ("==", "is", "!=", "is not")
 
 
 class _Values(ast.NodeTransformer):
-    """Puts the values of plain names into an expression."""
+    """Replaces plain names in an expression by their values."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = names
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """A name that is read."""
+        """Replaces a name that is read, if its value is short."""
         said = self._names.get(node.id, "")
         if not isinstance(node.ctx, ast.Load) or not said or len(said) > _LONGEST:
             return node
@@ -49,12 +48,12 @@ class _Values(ast.NodeTransformer):
             return node
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.expr:
-        """Its arguments may be called as a local is."""
+        """Leaves a lambda as it is: its arguments may have the names of locals."""
         return node
 
 
 def statement(tree: Tree, facts: Mapping[str, Fact], random: Random) -> str | None:
-    """The problem as an issue would put it; None when not one failure can be told."""
+    """The problem in the form of an issue; None if no failure can be described."""
     told = _examples({test: {**fact, "shared": _shared(tree, test)} for test, fact in facts.items()})
     if not told:
         return None
@@ -78,7 +77,7 @@ def statement(tree: Tree, facts: Mapping[str, Fact], random: Random) -> str | No
 
 
 def _examples(facts: Mapping[str, Fact]) -> dict[str, str]:
-    """A few tests, of different kinds as far as possible, and what each says."""
+    """A few tests with a sentence for each, of as many different kinds as possible."""
     rounds: dict[str, list[tuple[str, str]]] = {}
     for test in sorted(facts):
         said = _sentence(facts[test])
@@ -98,18 +97,18 @@ def _examples(facts: Mapping[str, Fact]) -> dict[str, str]:
 
 
 def _shortest(kind: Sequence[tuple[str, str]]) -> tuple[bool, int, str]:
-    """What needs no program around it comes first."""
+    """Sort key: sentences without a code block first, then by length."""
     return "```" in kind[0][1], len(kind[0][1]), kind[0][0]
 
 
 def _repeats(said: str, others: Sequence[str]) -> bool:
-    """Whether it is there, or its program is."""
+    """Whether a sentence or its code block is in one of the others."""
     program = said.split("```")[1] if "```" in said else said
     return any(program in other for other in others)
 
 
 def _sentence(fact: Fact) -> str | None:
-    """What one failure says, or None if that cannot be said in short."""
+    """A sentence for one failure, or None if there is no short one."""
     try:
         parsed = ast.parse(fact.get("statement", "")).body
     except SyntaxError:
@@ -146,7 +145,7 @@ def _sentence(fact: Fact) -> str | None:
 
 
 def _shared(tree: Tree, test: str) -> Mapping[str, str]:
-    """What the class of a test sets for all of its tests: `self.name` to its source."""
+    """The attributes that a test's class sets for all its tests: `self.name` to its source."""
     path, *names = test.partition("[")[0].split("::")
     return _set_in_class(tree.tests.get(path, ""), tuple(names[:-1]))
 
@@ -169,7 +168,7 @@ def _set_in_class(text: str, classes: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def _needs(fact: Fact, node: ast.stmt, made: set[str]) -> bool:
-    """Whether a statement says nothing without what the test did before: it reads what was made there."""
+    """Whether a statement needs the test's earlier code: it reads names that were computed there."""
     read = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} - {"self"}
     hidden = set(fact.get("locals", ())) - set(fact.get("names", {}))
     if read & hidden:
@@ -190,7 +189,7 @@ def _read(code: str) -> set[str]:
 
 
 def _assigned(code: str) -> set[str]:
-    """Names that a program makes of more than literals."""
+    """Names to which a program assigns more than literals."""
     try:
         nodes = list(ast.walk(ast.parse(code)))
     except SyntaxError:
@@ -259,7 +258,7 @@ def _held(fact: Fact, node: ast.stmt) -> str | None:
 
 
 def _checked(node: ast.stmt) -> ast.AST:
-    """What a statement computes, without the check around it."""
+    """The expression of a statement, without the check around it."""
     match node:
         case ast.Assert(test=ast.UnaryOp(op=ast.Not(), operand=test)) | ast.Assert(test=test):
             return test
@@ -270,7 +269,7 @@ def _checked(node: ast.stmt) -> ast.AST:
 
 
 def _computed(fact: Fact, node: ast.stmt) -> ast.AST:
-    """The side of a comparison that is no plain value; all of it if both are none."""
+    """The side of a comparison that is no plain value; the whole expression if there is not exactly one."""
     sides = _sides(node)
     other = [] if sides is None else [side for side in sides if not _is_plain(fact, side)]
     return other[0] if len(other) == 1 else _checked(node)
@@ -287,16 +286,14 @@ def _sides(node: ast.stmt) -> tuple[ast.expr, ast.expr] | None:
 
 
 def _shown(fact: Fact, node: ast.AST) -> str:
-    """An expression with the values of its names, on one line; as it is written if that would be long."""
+    """An expression on one line with the values of its names; without the values if it would be too long."""
     plain = ast.unparse(node)
     filled = ast.unparse(_Values(fact.get("names", {})).visit(ast.parse(plain)))
     return filled if len(filled) <= _LONGEST else plain
 
 
 def _is_plain(fact: Fact, node: ast.AST) -> bool:
-    """Whether it is a value that the test says itself: of literals, plain names, and methods of literal
-    texts.
-    """
+    """Whether a node is a value that the test itself states: literals, plain names, methods of literals."""
     match node:
         case ast.Name(id=name):
             return name in fact.get("names", {})
@@ -323,8 +320,9 @@ def _is_plain(fact: Fact, node: ast.AST) -> bool:
 
 
 def _subjects(tree: Tree, told: Mapping[str, str], facts: Mapping[str, Fact]) -> list[str]:
-    """The package's public functions and classes that fail, those of most examples first; else those
-    called on the way.
+    """The package's public functions and classes that fail, most frequent first.
+
+    If no failing statement calls one, those called earlier in the tests.
     """
     known = _public(tree)
     counts: dict[str, int] = {}
@@ -338,7 +336,7 @@ def _subjects(tree: Tree, told: Mapping[str, str], facts: Mapping[str, Fact]) ->
 
 
 def _called(code: str, package: str) -> set[str]:
-    """Names of the functions and methods that a program calls, and that are not Python's own."""
+    """Names of the functions and methods that a program calls, without builtins."""
     try:
         calls = [node.func for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
     except SyntaxError:

@@ -1,6 +1,4 @@
-"""What a fault was proved to do, kept on this machine so that a generation that was stopped goes on where
-it was.
-"""
+"""Proofs of what a fault does, cached on this machine so that an interrupted generation can resume."""
 
 import asyncio
 import hashlib
@@ -16,7 +14,7 @@ from environments.swe.edit import SourceEdit, edited, undone
 from environments.swe.test_validation import FaultBench, Stable, version
 
 MOST = 0.4
-"""Part of the tests that may fail: beyond it a package is broken and not faulty."""
+"""Largest fraction of tests that may fail. With more, the package is broken and not faulty."""
 _CRUDE = frozenset(
     {
         "NameError",
@@ -28,21 +26,21 @@ _CRUDE = frozenset(
         "MemoryError",
     }
 )
-"""Errors that say where a fault is, or that nobody would have let pass."""
+"""Errors that reveal where a fault is, or that nobody would overlook."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What came of running the tests with a fault."""
+    """The result of running the tests with a fault."""
 
     refused: str
-    """Why it makes no task; empty if it can."""
+    """Why the fault cannot make a task; empty if it can."""
     facts: Mapping[str, Mapping[str, Any]]
-    """Test that fails to what made it fail."""
+    """Failing test to the facts of its failure."""
 
 
 async def stable_of(bench: FaultBench, folder: Path) -> Stable:
-    """What can be relied on before any fault: as it is kept in a folder, or found out, and then kept."""
+    """The reliable tests of the package without a fault, from the cache in `folder` or from new runs."""
     tree = bench.tree
     about = [tree.package.model_dump(mode="json"), version(), sorted(clocked(tree))]
     kept = _file(folder, about)
@@ -54,7 +52,7 @@ async def stable_of(bench: FaultBench, folder: Path) -> Stable:
 
 
 class Proofs:
-    """The proofs of one package, as files; new ones are made in whichever of some sandboxes is free."""
+    """The cached proofs of one package. New ones are made in the next free sandbox."""
 
     def __init__(self, benches: Sequence[FaultBench], stable: Stable, folder: Path) -> None:
         self._free: asyncio.Queue[FaultBench] = asyncio.Queue()
@@ -65,7 +63,7 @@ class Proofs:
         self._about = json.dumps([benches[0].tree.package.sha256, version(), stable.tests, stable.without])
 
     async def of(self, edits: Sequence[SourceEdit]) -> Proof:
-        """The proof that is kept, or a new one, which is then kept."""
+        """The cached proof, or a new one, which is then cached."""
         kept = _file(
             self._folder, [self._about, [[edit.path, edit.start, edit.old, edit.new] for edit in edits]]
         )
@@ -76,6 +74,7 @@ class Proofs:
             finally:
                 self._free.put_nowait(bench)
             _keep(kept, {"refused": proof.refused, "facts": proof.facts})
+        # Read it back even if it is new, so that cached and new proofs have the same JSON types.
         return Proof(**json.loads(kept.read_text(encoding="utf-8")))
 
 
@@ -91,7 +90,7 @@ def _keep(path: Path, told: Mapping[str, Any]) -> None:
 
 
 async def prove(bench: FaultBench, stable: Stable, edits: Sequence[SourceEdit]) -> Proof:
-    """Runs the tests with the edits made, and again as grading runs them: the same tests must fail."""
+    """Runs the tests with the edits, and again as grading runs them. The same tests must fail both times."""
     before = bench.tree.files
     after = edited(before, edits)
     assert edited(after, undone(edits)) == {path: before[path] for path in after}, (

@@ -1,8 +1,7 @@
-"""Source distributions: downloaded once with pip, checked by their hash, and read as text.
+"""Source distributions: downloads them once with pip, checks their hash, and reads them as text.
 
-pip builds a source distribution's metadata before it hands the file out, which would run the package's build
-and download what that needs. It is given stand-ins for the build backends, which copy the metadata that the
-file carries.
+pip builds a source distribution's metadata before it saves the file. That would run the package's build and
+download what it needs. So pip gets replacements for the build backends, which copy the metadata in the file.
 """
 
 import fcntl
@@ -22,7 +21,7 @@ from harnessgym.errors import TaskError
 
 _TIMEOUT_S = 600.0
 _MAX_BYTES = 32 << 20
-"""Most that a distribution may hold, unpacked."""
+"""Largest unpacked distribution."""
 _BACKENDS = ("flit_core.buildapi", "hatchling.build", "pdm.backend", "setuptools.build_meta")
 _STAND_IN = """\
 import os, re
@@ -43,14 +42,12 @@ class __legacy__:
 
 
 def cache() -> Path:
-    """The folder of this machine for what is downloaded and what was proved."""
+    """The folder for downloads and proofs on this machine."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "harnessgym" / "swe"
 
 
 def texts(package: SourcePackage) -> Mapping[str, str]:
-    """Relative path to text of everything in a distribution that is UTF-8. Raises TaskError when it cannot
-    be had.
-    """
+    """The UTF-8 files of a distribution, relative path to text. Raises TaskError if it is not available."""
     found: dict[str, str] = {}
     size = 0
     with tarfile.open(fileobj=io.BytesIO(archive(package).read_bytes())) as members:
@@ -73,10 +70,11 @@ def texts(package: SourcePackage) -> Mapping[str, str]:
 
 
 def archive(package: SourcePackage) -> Path:
-    """The file, from the cache or downloaded into it; however many ask at once, one downloads."""
+    """The distribution's file in the cache. Downloads it if needed; only one process downloads at a time."""
     kept = cache() / f"{package.name}-{package.version}.tar.gz"
     if _is(kept, package):
         return kept
+    # Check again under the lock: another process may have finished the download while this one waited.
     with _alone(kept):
         if not _is(kept, package):
             _download(package, kept)

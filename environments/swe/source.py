@@ -1,7 +1,7 @@
-"""A Python text and its syntax tree's places in it: the edits that a change of one node needs.
+"""A Python text with the positions of its syntax tree: computes the edit that changes one node.
 
-`ast` counts columns in bytes of UTF-8, and so does everything here. What cannot be said in a plain edit is
-None: an operator that cannot be found between its sides, a statement that shares its line.
+`ast` counts columns in UTF-8 bytes, and so does everything here. A change that is no simple edit gives
+None: an operator that cannot be found between its operands, a statement that shares its line.
 """
 
 import ast
@@ -24,19 +24,19 @@ class Source:
             self._lines.append(self._lines[-1] + len(line))
 
     def span(self, node: Node) -> tuple[int, int]:
-        """First byte, and the one after the last."""
+        """Start and end of a node, as byte offsets."""
         at: ast.expr = node  # type: ignore[assignment]
         assert at.end_lineno is not None
         assert at.end_col_offset is not None
         return self._lines[at.lineno - 1] + at.col_offset, self._lines[at.end_lineno - 1] + at.end_col_offset
 
     def text(self, node: Node) -> str:
-        """As it is written."""
+        """The source text of a node."""
         start, end = self.span(node)
         return self._data[start:end].decode()
 
     def parses_with(self, edit: SourceEdit) -> bool:
-        """Whether the edited text is Python, and means something else."""
+        """Whether the edited text is valid Python and has another syntax tree."""
         data = self._data[: edit.start] + edit.new.encode() + self._data[edit.end :]
         try:
             with warnings.catch_warnings():
@@ -48,11 +48,13 @@ class Source:
             return False
 
     def replaced(self, node: Node, new: str) -> SourceEdit | None:
-        """Another text for a node."""
+        """Replaces the text of a node."""
         return self._edit(*self.span(node), new)
 
     def between(self, left: Node, right: Node, old: str, new: str) -> SourceEdit | None:
-        """Another operator between two nodes."""
+        """Replaces the operator between two nodes."""
+        # The tree has no position for operators. A comment between the operands could contain the operator
+        # too.
         start, end = self.span(left)[1], self.span(right)[0]
         gap = self._data[start:end].decode()
         words = r"\s+".join(map(re.escape, old.split()))
@@ -64,7 +66,7 @@ class Source:
         return self._edit(at, at + len(found[0][0].encode()), new)
 
     def swapped(self, first: Node, second: Node) -> SourceEdit | None:
-        """Two nodes, each in the other's place."""
+        """Swaps two nodes."""
         (start, middle), (rest, end) = self.span(first), self.span(second)
         a, b = self._data[start:middle], self._data[rest:end]
         return (
@@ -74,15 +76,15 @@ class Source:
         )
 
     def without_second(self, first: Node, second: Node) -> SourceEdit | None:
-        """Without the second of two operands, and the operator before it."""
+        """Removes the second of two operands and the operator before it."""
         return self._edit(self.span(first)[1], self.span(second)[1], "")
 
     def without_first(self, first: Node, second: Node) -> SourceEdit | None:
-        """Without the first of two operands, and the operator after it."""
+        """Removes the first of two operands and the operator after it."""
         return self._edit(self.span(first)[0], self.span(second)[0], "")
 
     def without_argument(self, call: ast.Call, argument: ast.keyword) -> SourceEdit | None:
-        """Without a keyword of a call, and the comma that it had."""
+        """Removes a keyword argument of a call and its comma."""
         start, end = self.span(argument)
         before = re.search(rb",\s*$", self._data[self.span(call.func)[1] : start])
         if before is not None:
@@ -91,7 +93,7 @@ class Source:
         return self._edit(start, end + (len(after[0]) if after else 0), "")
 
     def without_statement(self, statement: ast.stmt) -> SourceEdit | None:
-        """Without the lines of a statement that has them to itself."""
+        """Removes the lines of a statement; None if it shares them with another."""
         start, end = self.span(statement)
         assert statement.end_lineno is not None
         line = self._lines[statement.lineno - 1]
@@ -101,7 +103,7 @@ class Source:
         return self._edit(line, next_line, "")
 
     def renamed(self, function: Node, old: str, new: str) -> SourceEdit | None:
-        """Another name of a function or method that is called."""
+        """Replaces the name of a called function or method."""
         end = self.span(function)[1]
         return self._edit(end - len(old.encode()), end, new)
 

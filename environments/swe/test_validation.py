@@ -1,7 +1,6 @@
-"""Runs of a package's tests in a sandbox: before any fault, to learn which tests can be relied on, and with
-faults.
+"""Runs a package's tests in a sandbox: without a fault, to find the reliable tests, and with faults.
 
-The runner is the grader's own, so that a test's name and its verdict are what grading will find.
+The runner is the grader's own, so tests have the same names and results as in grading.
 """
 
 import hashlib
@@ -22,30 +21,30 @@ from harnessgym.task import Limits
 
 LIMITS = Limits(wall_s=600.0, memory_mb=1_024, disk_mb=256)
 FACTOR = 6.0
-"""A run with a fault may take so many times what one without takes."""
+"""Time limit of a run with a fault, as a multiple of a run without one."""
 _SLACK_S = 10.0
 _PRISTINE_S = 120.0
 _RUNS = (("UTC", "0", False), ("Asia/Kathmandu", "1", True), ("America/St_Johns", "2", False))
-"""Time zone, hash seed, and whether the files are run in the opposite order, of each run before any fault."""
+"""Time zone, hash seed, and reversed file order for each run without a fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class PytestRun:
-    """What one run of the tests said."""
+    """The result of one run of the tests."""
 
     passed: frozenset[str]
     others: frozenset[str]
-    """Collected, and not passed: failed, skipped, expected to fail, or reported more than once."""
+    """Collected tests that did not pass: failed, skipped, expected to fail, or reported more than once."""
     uncollected: tuple[str, ...]
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Test to what made it fail."""
+    """Failed test to the facts of its failure."""
     seconds: float = 0.0
     ended: str = ""
-    """Why the run did not come to its end, if it did not."""
+    """Why the run did not finish, if it did not."""
 
 
 class FaultBench:
-    """A sandbox with a package in its workspace, in which one fault after another is tried."""
+    """A sandbox with a package in its workspace, where faults are tried one after another."""
 
     def __init__(self, tree: Tree, sandbox: Sandbox) -> None:
         self.tree = tree
@@ -53,7 +52,7 @@ class FaultBench:
         self._changed: set[str] = set()
 
     async def furnish(self, folder: Path) -> None:
-        """Lays the files, through an empty folder of this machine."""
+        """Uploads the package's files, by way of an empty folder on this machine."""
         for path, text in self.tree.files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text, encoding="utf-8", newline="")
@@ -61,7 +60,7 @@ class FaultBench:
             await self._sandbox.upload(child, child.name)
 
     async def change(self, changed: Mapping[str, str]) -> None:
-        """Makes these files what they are given as, and every other what it was before any fault."""
+        """Writes the changed files and restores all others to their original texts."""
         for path in self._changed - set(changed):
             await self._sandbox.write(path, self.tree.files[path].encode())
         for path, text in changed.items():
@@ -77,7 +76,8 @@ class FaultBench:
         zone: str = "UTC",
         back: bool = False,
     ) -> PytestRun:
-        """One run of all graded tests but `without`. Without a hash seed it is exactly what grading does."""
+        """Runs all graded tests except `without`. With `seed=None` it does exactly what grading does."""
+        # `-I`, which grading uses, ignores PYTHONHASHSEED. A run with a seed needs weaker flags.
         tree = self.tree
         nonce = secrets.token_hex(8)
         order = list(reversed(tree.graded)) if back else list(tree.graded)
@@ -97,7 +97,7 @@ class FaultBench:
         return PytestRun(report.passed, others, tuple(report.uncollected), facts, result.wall_s, ended)
 
     async def pristine(self) -> "Stable":
-        """What can be relied on before any fault. Raises TaskError when a run does not come to its end."""
+        """Finds the reliable tests without a fault. Raises TaskError if a run does not finish."""
         runs = [
             await self.run((), _PRISTINE_S, zone=zone, seed=seed, back=back) for zone, seed, back in _RUNS
         ]
@@ -115,28 +115,28 @@ class FaultBench:
 
 @dataclass(frozen=True, slots=True)
 class Stable:
-    """The tests of a package before any fault."""
+    """The tests of a package without a fault."""
 
     tests: tuple[str, ...]
-    """Passed in every run."""
+    """Tests that passed in every run and use no clock."""
     without: tuple[str, ...]
-    """Every other test that was collected."""
+    """All other collected tests."""
     seconds: float
-    """What the longest run took."""
+    """Duration of the longest run."""
 
     @property
     def limit_s(self) -> float:
-        """What a run with a fault may take."""
+        """Time limit for a run with a fault, in seconds."""
         return self.seconds * FACTOR + _SLACK_S
 
 
 def version() -> str:
-    """Changes whenever what is run does."""
+    """A digest of the programs that run. It is part of the key of cached proofs."""
     return hashlib.sha256((_text("observer.py") + _runner()).encode()).hexdigest()[:16]
 
 
 def _facts(output: bytes, nonce: str) -> tuple[bytes, dict[str, dict[str, Any]]]:
-    """The runner's own lines, and what the observer said besides."""
+    """Separates the runner's own lines from the observer's facts."""
     start = f"{nonce} {b'fact'.hex()} ".encode()
     own: list[bytes] = []
     facts: dict[str, dict[str, Any]] = {}

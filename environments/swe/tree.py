@@ -1,6 +1,4 @@
-"""What a package's source distribution becomes: the files that agents work on, and the tests that judge
-them.
-"""
+"""Splits a package's source distribution into the files that agents work on and the tests that grade them."""
 
 import functools
 from collections.abc import Mapping
@@ -11,28 +9,28 @@ from environments.swe.package import SourcePackage, package
 from environments.swe.sdist import texts
 
 _LARGEST = 200_000
-"""Characters of a file beside the code and the tests that is still laid."""
+"""Largest file besides code and tests that is part of the workspace, in characters."""
 _LEFT_OUT = ("PKG-INFO", "uv.lock", "pdm.lock")
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A package before any fault."""
+    """A package without a fault."""
 
     package: SourcePackage
     files: Mapping[str, str]
-    """Relative path to text of the workspace."""
+    """Files of the workspace, relative path to text."""
     code: tuple[str, ...]
-    """Python files that faults may go into."""
+    """Python files that may get faults."""
     tests: Mapping[str, str]
-    """The texts that the grader lays: test files, and what they read."""
+    """Files that the grader writes: test files, and the data that they read."""
     graded: tuple[str, ...]
-    """Test files among them, in order."""
+    """The test files among them, in order."""
 
 
 @functools.cache
 def tree(name: str) -> Tree:
-    """The tree of a package. Raises TaskError when its distribution cannot be had."""
+    """The tree of a package. Raises TaskError if its distribution is not available."""
     wanted = package(name)
     found = texts(wanted)
     above = str(PurePosixPath(wanted.tests).parent)
@@ -51,7 +49,7 @@ def tree(name: str) -> Tree:
 
 
 def _is_test(path: str) -> bool:
-    """Whether pytest would look into it."""
+    """Whether pytest would read a file."""
     name = PurePosixPath(path).name
     return name == "conftest.py" or (name.endswith(".py") and name.startswith("test_"))
 

@@ -1,12 +1,11 @@
-r"""What an agent can do, as one JSON object:
+r"""The actions of an agent, each one JSON object:
 
     {"run": "pytest -q"}                                  a command for `sh`, in the workspace
     {"write": "src/a.py", "text": "x = 1\n"}               a whole file
-    {"edit": "src/a.py", "old": "x = 1", "new": "x = 2"}  replaces the one place where `old` stands
-    {"submit": true}                                      ends the episode; what is in the workspace is judged
+    {"edit": "src/a.py", "old": "x = 1", "new": "x = 2"}  replaces the only occurrence of `old`
+    {"submit": true}                                      ends the episode and grades the workspace
 
-A text that is no such object is an action too, one that does nothing: what is wrong with it is the
-observation.
+Any other text is an action that does nothing. Its observation says what is wrong with it.
 """
 
 import json
@@ -20,15 +19,15 @@ from numpy.typing import NDArray
 from harnessgym.gym.text_space import ShortText
 
 LONGEST = 32_768
-"""Characters of an action."""
+"""Longest action, in characters."""
 _COMMAND_BYTES = 100_000
-"""The kernel takes no longer argument than 128 KiB."""
+"""Longest command. The kernel's limit for one argument is 128 KiB."""
 _GRAMMAR = (
     'An action is one JSON object: {"run": COMMAND}, {"write": PATH, "text": TEXT}, '
     '{"edit": PATH, "old": TEXT, "new": TEXT} or {"submit": true}.'
 )
 _SAMPLED = 48
-"""Characters of a sampled argument, at most."""
+"""Longest sampled argument, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class RunAction:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A file and all that is to be in it."""
+    """A file and its whole new text."""
 
     path: str
     text: str
@@ -48,7 +47,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class EditAction:
-    """A replacement of text that stands in a file exactly once."""
+    """A replacement of text that occurs exactly once in a file."""
 
     path: str
     old: str
@@ -57,12 +56,12 @@ class EditAction:
 
 @dataclass(frozen=True, slots=True)
 class SubmitAction:
-    """The end, of the agent's own will."""
+    """Ends the episode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Misread:
-    """No action, and why."""
+    """A text that is no action, and why."""
 
     why: str
 
@@ -72,7 +71,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {"run": (), "write": ("text",), "edit": (
 
 
 def parse(text: str) -> Action | Misread:
-    """The action that a text stands for. Never raises."""
+    """Parses a text into an action. Never raises."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -115,7 +114,7 @@ def _unusable(key: str, value: Any) -> str | None:
 
 
 class ActionSpace(ShortText):
-    """What is sampled without a mask is a well-formed action, or one time in five a text that is none."""
+    """The space of actions. Without a mask it samples valid actions and, one time in five, other text."""
 
     def __init__(self, seed: int | np.random.Generator | None = None) -> None:
         super().__init__(LONGEST, seed)

@@ -1,8 +1,7 @@
-"""What the episodes of one process share: an event loop in a thread, an open sandbox backend, and what tasks
-begin with.
+"""Resources that the episodes of one process share: an event loop in a thread, an open backend, snapshots.
 
-The first environment that needs a pool opens it, and the last one closes it; a pool that was forgotten is closed
-when the process ends. A forked process begins with none: what it inherited belongs to its parent.
+The first environment that needs a pool opens it, and the last one closes it. A pool that nobody closed is
+closed when the process ends. A forked process starts without pools: those it inherited belong to its parent.
 """
 
 import asyncio
@@ -32,9 +31,9 @@ from harnessgym.task_setup.workspace_setup import furnish, set_up
 P = ParamSpec("P")
 T = TypeVar("T")
 _FEW = 8
-"""Files that are quicker written than unpacked."""
+"""Up to this many files, writing them is faster than unpacking a snapshot."""
 _KEPT = 256
-"""Tasks whose beginning is kept, the first ones: each is an archive on the disk."""
+"""Most tasks with a kept snapshot, the first ones. Each is an archive on the disk."""
 _READ = 1 << 20
 _OUTSIDE = """\
 command -v find >/dev/null || exit 3
@@ -48,23 +47,24 @@ _LOOK_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What a task's workspace begins with, kept so that it need not be made again."""
+    """A task's initial workspace, kept so that it need not be made again."""
 
     sandbox: Sandbox
-    """The one it was made in, which is closed; others are forked from it."""
+    """The closed sandbox in which it was made. Others are forked from it."""
     snapshot: Snapshot
     texts: Path | None
-    """The files, for comparing; None where the task's own texts are all."""
+    """Folder with the initial files, for diffs; None if they are only the task's own texts."""
     set_up: bool
-    """Whether it holds what the set-up made. If not, the set-up runs again each time."""
+    """Whether the snapshot includes the set-up. If not, the set-up runs each time."""
 
 
 class BackendPool:
-    """See the module. Made by `station`."""
+    """A pool of shared resources. Made by `station`; see the module."""
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
-        """Raises ConfigError for a backend or settings that are not known, SandboxError if it cannot be
-        used here.
+        """Opens the backend.
+
+        Raises ConfigError for an unknown backend or setting, SandboxError if it cannot be used here.
         """
         self.users = 0
         self._pid = os.getpid()
@@ -87,23 +87,25 @@ class BackendPool:
         return self._pid == os.getpid()
 
     def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs a coroutine function to its end."""
+        """Runs a coroutine function in the pool's event loop and returns its result."""
         return self._portal.call(function, *args, **kwargs)
 
     def close(self) -> None:
-        """Ends everything. Only by who opened it."""
+        """Closes everything. Does nothing in a process that did not open the pool."""
         if self.ours:
             with contextlib.suppress(RuntimeError):  # its thread has ended already
                 self._portal.call(self._settle)
             self._stack.close()
 
     async def begin(self, key: str, task: Task) -> Episode:
-        """A new episode. `key` names the task among all of this process.
+        """Begins an episode. `key` identifies the task in this process.
 
         Raises CapabilityError for a task that needs what the backend lacks, and HarnessGymError or OSError
         when its sandbox cannot be made.
         """
         require(self.backend.capabilities, needs(task))
+        # The stack closes the sandbox if anything fails. Once all is well, `pop_all` hands the closing over
+        # to the episode.
         async with AsyncExitStack() as stack:
             known = self._beginnings.get(key)
             if known is not None:
@@ -133,7 +135,8 @@ class BackendPool:
         )
 
     async def end(self, episode: Episode) -> None:
-        """Ends an episode beside what comes next; at most one for each environment is still ending."""
+        """Ends an episode in the background. At most about one for each environment is ending at a time."""
+        # Without this limit, resets that are faster than closing would pile up sandboxes.
         if len(self._closing) > max(1, self.users):
             await asyncio.wait(self._closing, return_when=asyncio.FIRST_COMPLETED)
         closing = asyncio.create_task(_ended(episode))
@@ -141,8 +144,9 @@ class BackendPool:
         closing.add_done_callback(self._closing.discard)
 
     async def _made(self, key: str, task: Task, sandbox: Sandbox) -> Path | None:
-        """Furnishes a sandbox for the first time, and keeps what can be kept of that. Returns where its
-        files are told.
+        """Furnishes a sandbox for the first time and keeps a snapshot if possible.
+
+        Returns the folder with its initial files, as `_told` does.
         """
         keep = (
             Capability.SNAPSHOT in self.backend.capabilities
@@ -152,6 +156,8 @@ class BackendPool:
         if not keep:
             await furnish(task, sandbox)
             return await self._told(task, sandbox)
+        # A snapshot holds the workspace only. In an image, the set-up may write elsewhere too; then the
+        # snapshot from before the set-up is kept, and the set-up runs again for each episode.
         await furnish(replace(task, setup=Setup()), sandbox)
         snapshot = (
             await sandbox.snapshot()
@@ -167,7 +173,7 @@ class BackendPool:
         return texts
 
     async def _told(self, task: Task, sandbox: Sandbox) -> Path | None:
-        """Where the files are that the task does not hold as texts."""
+        """Exports the initial files to a folder and returns it; None if the task has all of them as texts."""
         if not task.setup.run and not task.home:
             return None
         self._number += 1
@@ -181,15 +187,16 @@ class BackendPool:
 
 
 async def _left_nothing_outside(sandbox: Sandbox) -> bool:
-    """Whether a set-up wrote nothing but in the workspace, in a container, whose other folders outlast a
-    command too.
+    """Whether a set-up in a container wrote only to the workspace.
+
+    Other folders of a container outlast a command too.
     """
     found = await sandbox.exec(["sh", "-c", _OUTSIDE], timeout_s=_LOOK_S)
     return found.ok and not found.stdout
 
 
 async def _ended(episode: Episode) -> None:
-    """What cannot be removed is for the reaper."""
+    """Closes an episode. The reaper removes what cannot be removed here."""
     with contextlib.suppress(HarnessGymError, OSError):
         await episode.aclose()
 
@@ -203,11 +210,11 @@ async def _opened(backend: SandboxBackend) -> AsyncIterator[SandboxBackend]:
 _stations: dict[str, BackendPool] = {}
 _lock = threading.Lock()
 _closer: threading.Thread | None = None
-"""Closes what was forgotten; there is one since the first station was opened."""
+"""Thread that closes forgotten pools. It starts with the first pool."""
 
 
 def station(name: str, settings: Mapping[str, Any]) -> BackendPool:
-    """The station for a backend and its settings, opened if need be; `leave` it once for each call."""
+    """The pool for a backend and its settings, opened if needed. Call `leave` once for each call."""
     global _closer  # noqa: PLW0603  # one for this process
     key = json.dumps([name, dict(settings)], sort_keys=True, default=str)
     with _lock:
@@ -222,7 +229,7 @@ def station(name: str, settings: Mapping[str, Any]) -> BackendPool:
 
 
 def leave(left: BackendPool) -> None:
-    """The last one to leave closes it. What another process opened is left alone."""
+    """Gives a pool back; the last user closes it. A pool of another process is left alone."""
     if not left.ours:
         return
     with _lock:
@@ -235,16 +242,18 @@ def leave(left: BackendPool) -> None:
 
 
 def _forget() -> None:
-    """A forked process begins anew."""
-    global _lock, _closer  # another thread of the parent may hold it for ever
+    """Clears the inherited state in a forked process."""
+    # The lock must be a new one: a thread of the parent that holds it does not exist here and never
+    # releases it.
+    global _lock, _closer
     _lock, _closer = threading.Lock(), None
     _stations.clear()
 
 
 def _close_forgotten() -> None:
-    """Closes all stations when every thread has ended that the interpreter waits for; it waits for this one too.
+    """Closes all pools after every other non-daemon thread has ended. The interpreter waits for this one too.
 
-    `atexit` would come too late: no thread can be started by then, and closing needs some.
+    `atexit` would be too late: no thread can be started by then, and closing needs some.
     """
     threading.main_thread().join()
     for thread in threading.enumerate():

@@ -1,8 +1,7 @@
-"""How a workspace differs from what it was: looked at from outside, without running anything in it.
+"""Diffs a workspace against its initial state, from outside, without running anything in it.
 
-A look takes one `stat` for each file, and only what changed since the first one is read. What tells a change
-is what a program cannot set at will: the inode and the time of its last change, beside size, mode and
-modification time.
+Each look takes one `stat` per file, and only files that changed since the first look are read. A program can
+set size, mode and modification time, but not the inode and the time of the last change, so these count too.
 """
 
 import difflib
@@ -17,22 +16,22 @@ from harnessgym.sandboxes.walk import FOLDER, open_at
 from harnessgym.sandboxes.workspace import Workspace
 
 IGNORED = frozenset({".git", ".hg", "__pycache__", ".pytest_cache", ".agent"})
-"""Folders that are not looked into, wherever they are."""
+"""Folders that are skipped everywhere."""
 _ENTRIES = 20_000
-"""Files that are looked at; of more, the rest is not."""
+"""Most files to look at. Further ones are ignored."""
 _DEPTH = 64
 _READ = 1 << 16
-"""Bytes of a file whose lines are compared; of larger ones only the size is told."""
+"""Largest file in bytes whose lines are compared. For larger ones only the size is shown."""
 _SHOWN = 1 << 16
-"""Characters of a difference, about; then it is cut off."""
+"""Approximate limit of a diff, in characters."""
 
 Print = tuple[int, int, int, int, int]
-"""Mode, inode, size, and the times of the last modification and the last change, of a file."""
+"""A file's mode, inode, size, and the times of its last modification and last change in ns."""
 Look = Mapping[str, Print]
 
 
 def look(workspace: Workspace) -> Look:
-    """Every file and link, by its path. Raises OSError or SandboxError when the workspace is gone."""
+    """The state of every file and link by path. Raises OSError or SandboxError if the workspace is gone."""
     found: dict[str, Print] = {}
     with workspace.opened() as root:
         _look_into(root, "", found, 0)
@@ -59,7 +58,8 @@ def _look_into(folder: int, prefix: str, found: dict[str, Print], depth: int) ->
     for name in inner if depth < _DEPTH else ():
         try:
             below = open_at(folder, name, FOLDER)
-        except OSError:  # swapped for something else meanwhile, or locked
+        except OSError:
+            # The agent's processes run meanwhile: the folder may be replaced or locked by now.
             continue
         try:
             _look_into(below, f"{prefix}{name}/", found, depth + 1)
@@ -68,10 +68,10 @@ def _look_into(folder: int, prefix: str, found: dict[str, Print], depth: int) ->
 
 
 class WorkspaceChanges:
-    """The difference between a workspace and its beginning, as often as it is asked for.
+    """The diff between a workspace and its initial state.
 
-    `texts` are the files of the beginning that are known; the others are read from `folder`, which is ours,
-    where there is one.
+    `texts` are initial files that are known. The others are read from `folder`, a copy on this machine, if
+    there is one.
     """
 
     def __init__(self, workspace: Workspace, texts: Mapping[str, str], folder: Path | None) -> None:
@@ -83,7 +83,7 @@ class WorkspaceChanges:
         self._pieces: dict[str, tuple[Print | None, str]] = {}
 
     def diff(self) -> str:
-        """Unified, file after file. Raises OSError or SandboxError when the workspace is gone."""
+        """The unified diff of all files. Raises OSError or SandboxError if the workspace is gone."""
         seen = look(self._workspace)
         if seen == self._last:
             return self._shown
@@ -113,7 +113,7 @@ class WorkspaceChanges:
         return "".join(_lines(before, after, old, new))
 
     def _before(self, path: str) -> str | None:
-        """What a file held; None if that is no text, too large, or not known."""
+        """The initial text of a file; None if it is no text, too large, or unknown."""
         if path not in self._first:
             return ""
         if path in self._texts:
@@ -153,7 +153,7 @@ def _text(data: bytes) -> str | None:
 
 
 def _what(path: str, known: bool, there: Print | None) -> str:
-    """A change that cannot be shown by lines."""
+    """One line for a change that has no line diff."""
     if there is None:
         return f"Removed {path}"
     kind = "link" if stat.S_ISLNK(there[0]) else f"file of {there[2]} bytes"

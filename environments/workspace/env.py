@@ -1,9 +1,9 @@
 """Tasks as a gymnasium environment: `harnessgym/SWE-v0`, `harnessgym/Code-v0`.
 
-An episode is one task in one sandbox. `reset` chooses the task and furnishes the sandbox, `step` runs a
-command or changes a file, and submitting has what is there judged in a fresh sandbox, after everything in
-this one is dead. Only that gives a reward: an episode that is cut off, by a limit or because a machine
-failed, is truncated, says why, and is never graded.
+An episode is one task in one sandbox. `reset` chooses the task and furnishes the sandbox. `step` runs a
+command or changes a file. Submitting kills everything in the sandbox and grades the workspace in a fresh
+one. Only that gives a reward. An episode that ends by a limit or because a machine failed is truncated with
+a reason and never graded.
 """
 
 import contextlib
@@ -25,12 +25,12 @@ from harnessgym.task import Grade, Split, Task
 from harnessgym.tasks.source import task_set
 
 _STILLBORN = 3
-"""Episodes in a row that may fail to begin; then it is an error."""
+"""Episodes in a row that fail to begin before it is an error."""
 _LEAST_S = 0.05
 
 
 class WorkspaceEnv(gymnasium.Env[Observation, str]):
-    """See the module, `action` and `observation`.
+    """A task set as a gymnasium environment. See the module, `action` and `observation`.
 
     ```python
     env = gymnasium.make("environments:harnessgym/SWE-v0")
@@ -51,12 +51,10 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
         wall_s: float = 1_800.0,
         render_mode: str | None = None,
     ) -> None:
-        """`tasks` is what `harnessgym.tasks.source.task_set` takes, `sandbox` and its settings a registered
-        backend.
+        """`tasks` is a spec for `harnessgym.tasks.source.task_set`, `sandbox` a registered backend.
 
-        `max_steps` actions, and `wall_s` seconds from the reset on, truncate an episode. Nothing is opened
-        before the first reset, so an environment can be made in one process and used in another that is
-        forked from it.
+        An episode is truncated after `max_steps` actions, or `wall_s` seconds after the reset. Nothing is
+        opened before the first reset, so an environment can be made in one process and used in a fork of it.
         """
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
             raise ConfigError(f"There is no render mode {render_mode!r}. {nearest(render_mode, ['ansi'])}")
@@ -77,7 +75,7 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
         self._station: BackendPool | None = None
         self._episode: Episode | None = None
         self._failure: tuple[str, str] | None = None
-        """Cause and sentence of an episode that could not begin; its first step is its last."""
+        """Cause and sentence for an episode that could not begin. Its first step truncates it."""
         self._failures = 0
         self._running = False
         self._steps = 0
@@ -87,11 +85,11 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begins an episode: the task that the seed chooses, or the one that `options["task_id"]` names.
+        """Begins an episode of the task that the seed chooses, or that `options["task_id"]` names.
 
-        Raises ConfigError for a task or an option that is not known, CapabilityError for a task that this
-        backend cannot hold, and what went wrong when no episode can begin several times in a row. A single
-        one that cannot begin is truncated by its first step instead, so that a vectorised training goes on.
+        Raises ConfigError for an unknown task or option, CapabilityError for a task that this backend cannot
+        run, and the last error if several episodes in a row cannot begin. A single episode that cannot begin
+        is truncated by its first step instead, so that vectorised training continues.
         """
         super().reset(seed=seed)
         task = self._chosen(options or {})
@@ -114,7 +112,7 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
         return observation(task.instruction, "", ActionStatus.READY), info
 
     def step(self, action: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Carries an action out. Raises ResetNeeded when there is no episode, or it has ended."""
+        """Executes an action. Raises ResetNeeded if there is no running episode."""
         if not self._running:
             raise ResetNeeded("There is no running episode. Call reset() before step().")
         self._steps += 1
@@ -144,13 +142,11 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
         return seen, 0.0, False, True, info | {"reason": reason}
 
     def render(self) -> str | None:
-        """The episode so far, as text, with `render_mode="ansi"`."""
+        """The episode so far as text, if `render_mode` is "ansi"."""
         return self._shown if self.render_mode == "ansi" else None
 
     def close(self) -> None:
-        """Ends the episode and what no other environment of this process needs. May be called again, and
-        reset after it.
-        """
+        """Ends the episode and gives the pool back. May be called again; `reset` works after it."""
         left = self._station
         self._station = None
         if left is None:
@@ -162,7 +158,7 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
         leave(left)
 
     def __del__(self) -> None:
-        """One that was forgotten ends like one that was closed."""
+        """Closes an environment that nobody closed."""
         if getattr(self, "_station", None) is not None:
             with contextlib.suppress(Exception):
                 self.close()
@@ -193,7 +189,7 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
         )
 
     def _end_episode(self) -> None:
-        """The sandbox is removed while the next thing happens."""
+        """Ends the episode. Its sandbox is removed in the background."""
         episode = self._episode
         self._episode = None
         self._running = False
@@ -228,8 +224,9 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
     def _stopped(
         self, reason: str, cause: str, detail: str
     ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """An end that is nobody's merit or fault. The 0.0 is gymnasium's to have; the verdict says that it
-        is no reward.
+        """Truncates the episode for a failure that is not the agent's.
+
+        Gymnasium requires a number, so the reward is 0.0; the verdict "none" says that it is not valid.
         """
         info = self._info(self._episode.task if self._episode is not None else None)
         self._end_episode()
@@ -238,7 +235,7 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
         return seen, 0.0, False, True, info | {"reason": reason, "cause": cause, "detail": detail}
 
     def _info(self, task: Task | None) -> dict[str, Any]:
-        """The same keys each time, so that vectorised environments can stack them."""
+        """Always has the same keys, so that vectorised environments can stack them."""
         return {
             "task_id": "" if task is None else task.id,
             "steps": self._steps if self._running else 0,
@@ -251,7 +248,7 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
 
 
 def _playable(spec: str, split: Split) -> Sequence[Task]:
-    """The tasks of one step. Raises ConfigError if there are none."""
+    """The tasks without steps. Raises ConfigError if there are none."""
     found = [task for task in task_set(spec).tasks(split) if not task.steps]
     if not found:
         raise ConfigError(

@@ -1,6 +1,6 @@
-"""One task in one sandbox: what its actions do there, and what it comes to.
+"""One task in one sandbox: executes actions and grades the result.
 
-Everything here is asynchronous; `station` calls it for the environment.
+Everything here is asynchronous. `BackendPool` calls it for the environment.
 """
 
 import asyncio
@@ -25,19 +25,19 @@ WORKSPACE = "/workspace"
 
 @dataclass(frozen=True, slots=True)
 class ActionOutcome:
-    """What came of an action."""
+    """The result of an action."""
 
     status: ActionStatus
     output: str
     diff: str
     missing: int = 0
-    """Bytes of output that were said before it."""
+    """Bytes of earlier output that were dropped."""
     code: int = 0
-    """Exit code of a command; minus the signal that ended it."""
+    """Exit code of a command, or the negative signal that ended it."""
 
 
 class Episode:
-    """A furnished sandbox. `close` ends it; it is called once."""
+    """An episode in a furnished sandbox. `close` ends the sandbox."""
 
     def __init__(
         self,
@@ -59,9 +59,7 @@ class Episode:
         )
 
     async def act(self, action: Action, timeout_s: float) -> ActionOutcome:
-        """Carries an action out. Raises HarnessGymError or OSError when the sandbox, not the action,
-        failed.
-        """
+        """Executes an action. Raises HarnessGymError or OSError if the sandbox, not the action, failed."""
         status = ActionStatus.DONE
         output = ""
         missing = 0
@@ -88,11 +86,11 @@ class Episode:
         return ActionOutcome(status, output, await self.diff(), missing, code)
 
     async def diff(self) -> str:
-        """How the workspace differs from its beginning."""
+        """The diff of the workspace against its initial state."""
         return await asyncio.to_thread(self._changes.diff)
 
     async def judged(self) -> Grade:
-        """The grade of what is there; see `harnessgym.grading.grade.judge`."""
+        """Grades the workspace; see `harnessgym.grading.grade.judge`."""
         await self._shell.aclose()
         return await judge(self.task, self._sandbox, self._fresh)
 
@@ -102,7 +100,8 @@ class Episode:
         await self._close()
 
     async def _put(self, action: Write | EditAction) -> str | None:
-        """Writes a file, which stays executable if it was. Returns why it cannot, if it cannot."""
+        """Writes a file and keeps its executable bit. Returns why it failed, or None."""
+        # `upload` and `download` follow no links, so an edit cannot reach a file outside of the workspace.
         path = self._inside(action.path)
         if path is None:
             return f"{action.path} is no path of a file in the workspace."
@@ -117,20 +116,21 @@ class Episode:
         return None
 
     async def _fetch(self, path: str, copy: Path, *, needed: bool) -> None:
-        """The file as it is, if there is one."""
+        """Downloads the current file, if it exists. Raises `_Refused` if it is `needed` and missing."""
         try:
             await self._sandbox.download(path, copy)
         except FileNotFoundError:
             if needed:
                 raise _Refused(f"There is no file {path}.") from None
-        except SandboxError:  # a link or a device, which a new file replaces
+        except SandboxError:
+            # It is a link or a device. A new file replaces it; there is nothing to edit.
             if needed:
                 raise
         if copy.is_dir():
             raise _Refused(f"{path} is a folder.")
 
     def _inside(self, path: str) -> str | None:
-        """A path relative to the workspace; None if it leads out of it or is the workspace."""
+        """The path relative to the workspace; None if it leads out of it or is the workspace itself."""
         given = PurePosixPath(path)
         if given.is_absolute():
             root = next((root for root in self._roots if given.is_relative_to(root)), None)
@@ -141,7 +141,7 @@ class Episode:
 
 
 class _Refused(Exception):
-    """What an action asks for cannot be done, and why."""
+    """An action that cannot be executed, and why."""
 
 
 def _replaced(copy: Path, action: EditAction) -> str:
@@ -156,7 +156,7 @@ def _replaced(copy: Path, action: EditAction) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replaces what a file of ours holds, and leaves who may execute it."""
+    """Writes a local file and keeps its mode."""
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
     path.write_bytes(text.encode())
     path.chmod(mode)

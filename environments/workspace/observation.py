@@ -1,6 +1,4 @@
-"""What is seen after an action: what was said, how the workspace differs from its beginning, and how the
-action went.
-"""
+"""Observations: the output of an action, the diff of the workspace, and the status of the action."""
 
 from enum import IntEnum
 from typing import Any, TypedDict
@@ -10,38 +8,38 @@ from gymnasium.spaces import Dict, Discrete, Space
 from harnessgym.gym.text_space import ShortText, fit
 
 OUTPUT = 8_192
-"""Characters of output, at most."""
+"""Longest output, in characters."""
 DIFF = 8_192
-"""Characters of the difference, at most."""
+"""Longest diff, in characters."""
 
 
 class ActionStatus(IntEnum):
-    """How the last action went."""
+    """The status of the last action."""
 
     READY = 0
     """There was none: the episode begins, and the output is the task's instruction."""
     DONE = 1
-    """It did what it should; a command ended with exit code 0."""
+    """It succeeded; a command ended with exit code 0."""
     FAILED = 2
-    """A command ended with another code or by a signal; a file could not be written, or the place to edit
+    """A command ended with another code or by a signal, a file could not be written, or the text to edit was
     not found."""
     TIMED_OUT = 3
     """A command was killed because its time was up."""
     MISREAD = 4
-    """It was no action."""
+    """The text was no action."""
     SUBMITTED = 5
-    """The episode has ended, and what was in the workspace was judged."""
+    """The episode has ended, and the workspace was graded."""
     STOPPED = 6
-    """The episode has ended for other reasons, and nothing was judged."""
+    """The episode has ended for another reason, and nothing was graded."""
 
 
 class Observation(TypedDict):
-    """See `SPACE`."""
+    """An observation. See `space`."""
 
     output: str
-    """The instruction, a command's standard output and error as they came, or a sentence."""
+    """The instruction, a command's standard output and error interleaved, or a sentence."""
     diff: str
-    """Unified, against the workspace as the agent found it."""
+    """Unified diff against the initial workspace."""
     status: int
 
 
@@ -51,5 +49,5 @@ def space() -> Space[Any]:
 
 
 def observation(output: str, diff: str, status: ActionStatus, missing: int = 0) -> Observation:
-    """One that lies in the space, whatever the texts are. `missing` bytes of output were lost before it."""
+    """An observation inside the space, for any texts. `missing` bytes of earlier output were dropped."""
     return Observation(output=fit(output, OUTPUT, missing), diff=fit(diff, DIFF), status=int(status))

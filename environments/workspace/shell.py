@@ -1,8 +1,9 @@
-"""How an episode runs its commands: each anew through the sandbox, or through a runner that stays in it.
+"""Runs an episode's commands: each through a new `exec`, or all through a runner that stays in the sandbox.
 
-A sandbox that makes namespaces for each command takes milliseconds for that. There, one command is run for
-the whole episode, `runner.py`, and it runs the agent's. Either way a command is a shell of its own that
-begins in the workspace, with nothing on its standard input, and when it ends everything it started is dead.
+A sandbox that makes namespaces for each command needs milliseconds for that. There, one command runs for
+the whole episode, `runner.py`, and it runs the agent's commands. Either way each command is a shell of its
+own that starts in the workspace with an empty standard input. When it ends, everything that it started is
+killed.
 """
 
 import asyncio
@@ -18,28 +19,28 @@ from harnessgym.sandbox import Capability, ExecResult, Prewarm, Sandbox
 
 RUNNER = Path(__file__).with_name("runner.py")
 _RESIDENT = frozenset({Capability.PREWARM, Capability.PROCESSES, Capability.HOSTS})
-"""What the runner needs: an interpreter that is there, a PID namespace of its own, and a way in."""
+"""Capabilities for the runner: an interpreter, a PID namespace of its own, and a connection from outside."""
 _BOTH = 'exec sh -c "$0" 2>&1'
 _KEPT = 1 << 18
-"""Bytes of output that are kept, the last ones."""
+"""Bytes that are kept of a command's output, from its end."""
 _PORT = 8078
 _EPISODE_S = 7 * 86_400.0
 _SLACK_S = 10.0
-"""How much later than its time is up a command's end may be heard of."""
+"""Extra seconds to wait for the runner's answer after a command's time limit."""
 _START_S = 60.0
-"""How long a runner may take to be heard of, on a loaded machine too."""
+"""Seconds for a runner to connect, even on a loaded machine."""
 _HEADER = 4_096
 
 
 @dataclass(frozen=True, slots=True)
 class CommandOutput:
-    """What a command said, and how it ended."""
+    """The output of a command, and how it ended."""
 
     output: str
     missing: int
-    """Bytes that were said before that and are not kept."""
+    """Bytes of earlier output that were dropped."""
     code: int
-    """Exit code; minus the signal that ended it."""
+    """Exit code, or the negative signal that ended it."""
     timed_out: bool
 
 
@@ -47,22 +48,22 @@ class Shell(Protocol):
     """Runs an episode's commands."""
 
     async def run(self, command: str, timeout_s: float) -> CommandOutput:
-        """Runs one to its end. Raises SandboxError when the sandbox, not the command, failed."""
+        """Runs one command to its end. Raises SandboxError if the sandbox, not the command, failed."""
         ...
 
     async def aclose(self) -> None:
-        """Ends what runs. The sandbox stays."""
+        """Ends what runs. The sandbox stays open."""
         ...
 
 
 def shell_in(sandbox: Sandbox, env: Mapping[str, str]) -> Shell:
-    """The quickest that the sandbox can have; `env` is added to commands' environment."""
+    """The fastest shell that the sandbox supports. `env` is added to the environment of commands."""
     resident = sandbox.capabilities >= _RESIDENT and Capability.IMAGE not in sandbox.capabilities
     return ResidentShell(sandbox, env) if resident else CommandShell(sandbox, env)
 
 
 class CommandShell:
-    """Each command anew."""
+    """Runs each command with a new `exec`."""
 
     def __init__(self, sandbox: Sandbox, env: Mapping[str, str]) -> None:
         self._sandbox = sandbox
@@ -86,11 +87,11 @@ class CommandShell:
         )
 
     async def aclose(self) -> None:
-        """Nothing stays."""
+        """Does nothing: no command outlives its `run`."""
 
 
 class ResidentShell:
-    """Through a runner, which is started with the first command, and again when a command has killed it."""
+    """Runs commands through a runner. It starts with the first command, and again if a command killed it."""
 
     def __init__(self, sandbox: Sandbox, env: Mapping[str, str], start_s: float = _START_S) -> None:
         self._sandbox = sandbox
@@ -116,6 +117,7 @@ class ResidentShell:
                 max_output=_HEADER,
             )
         )
+        # Whichever comes first: a runner that fails to start ends its `exec` and never connects.
         connected = asyncio.create_task(self._line.connected())
         await asyncio.wait(
             {self._running, connected}, timeout=self._start_s, return_when=asyncio.FIRST_COMPLETED
@@ -132,9 +134,7 @@ class ResidentShell:
         raise SandboxError(f"The runner of a sandbox's commands ended at once: {result.describe()}.")
 
     async def run(self, command: str, timeout_s: float) -> CommandOutput:
-        """See `Shell.run`. A runner that does not answer as it should was killed or replaced by what it
-        ran.
-        """
+        """See `Shell.run`. A missing or malformed answer means that the command killed the runner."""
         await self.start()
         assert self._line is not None
         try:
@@ -161,8 +161,9 @@ class ResidentShell:
             self._line = None
 
     async def _ended(self) -> int:
-        """Ends the runner if it has not ended. Raises SandboxError when the sandbox did."""
+        """Ends the runner and returns its exit code. Raises SandboxError if the sandbox died."""
         assert self._running is not None
+        # The connection breaks a moment before the `exec` returns, so give it time to report the exit code.
         await asyncio.wait({self._running}, timeout=0.2)
         if self._running.done() and not self._running.cancelled():
             return _code(self._running.result())
@@ -171,8 +172,9 @@ class ResidentShell:
 
 
 class Line:
-    """The node's end of the connection to a runner (`harnessgym.sandbox.Outside`): the first who connects,
-    and nobody else.
+    """The node's end of the connection to a runner (`harnessgym.sandbox.Outside`).
+
+    It accepts one connection, the first.
     """
 
     port = _PORT
@@ -185,7 +187,7 @@ class Line:
 
     @property
     def env(self) -> Mapping[str, str]:
-        """Nothing."""
+        """An empty environment."""
         return {}
 
     async def serve(self, listener: socket.socket) -> "Line":
@@ -195,13 +197,14 @@ class Line:
         return self
 
     async def connected(self) -> None:
-        """Waits for the runner."""
+        """Waits until the runner has connected."""
+        # Shielded, because `start` cancels this wait on a timeout, which would cancel the future itself.
         await asyncio.shield(self._streams)
 
     async def ask(self, order: Mapping[str, Any]) -> CommandOutput:
-        """One order and its answer. What comes is bounded, and believed to be output, no more.
+        """Sends one order and reads the answer. The answer is hostile: it is bounded and used as output only.
 
-        Raises ValueError, KeyError, TypeError, OSError, EOFError or LimitOverrunError for what is no answer.
+        Raises ValueError, KeyError, TypeError, OSError, EOFError or LimitOverrunError for a malformed answer.
         """
         reader, writer = await self._streams
         writer.write(json.dumps(order).encode() + b"\n")
@@ -217,7 +220,7 @@ class Line:
         )
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the connection."""
         if self._accepting is not None:
             self._accepting.cancel()
         if self._streams.done() and not self._streams.cancelled():
@@ -226,6 +229,7 @@ class Line:
             self._streams.cancel()
 
     async def _accept(self, listener: socket.socket) -> None:
+        # The listener closes after the first connection: a later one would be a program of the agent's.
         with listener:
             connection, _ = await asyncio.get_running_loop().sock_accept(listener)
         self._streams.set_result(await asyncio.open_connection(sock=connection, limit=_HEADER))

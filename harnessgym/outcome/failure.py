@@ -1,8 +1,7 @@
-"""What can go wrong with a rollout, as a table: who is to blame, is it tried again, is it graded, does its
-reward count.
+"""A table of what can go wrong with a rollout: who is to blame, whether to retry, and whether to grade it.
 
-A rollout that ends well has no cause. Whatever else ends one has exactly one: what the agent did within its
-limits is its own doing and is graded; what anybody else did to it is never a reward.
+A rollout that ends well has no cause. Any other end has exactly one. If the agent caused it, the rollout is
+graded. If anything else did, it never gets a reward.
 """
 
 import asyncio
@@ -32,14 +31,14 @@ from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.sandbox import ExecResult
 
 Phase = Literal["open", "prepare", "run", "reconstruct", "evaluate"]
-"""Where a rollout was when an error came. `open` is the part of preparing that makes the sandbox."""
+"""The phase of a rollout in which an error occurred. `open`, a part of preparing, makes the sandbox."""
 Retry = Literal["never", "bounded", "always"]
-"""bounded: as long as the slot has attempts left. always: the rollout had no part in it."""
+"""bounded: while the slot has attempts left. always: the rollout did not contribute to it."""
 _LONGEST_S = 60.0
 
 
 class Blame(StrEnum):
-    """Whose doing it is."""
+    """Who is to blame."""
 
     AGENT = "agent"
     TASK = "task"
@@ -89,9 +88,9 @@ class Consequence:
     blame: Blame
     retry: Retry = "never"
     grade: bool = False
-    """Whether the workspace is judged. Its reward is valid exactly then: what is not judged has none."""
+    """Whether the workspace is graded. The reward is valid exactly then."""
     backoff_s: float = 0.0
-    """Before the second attempt; doubled for each further one, a minute at most."""
+    """Seconds before the second attempt; doubled for each further one, up to a minute."""
     meaning: str = ""
 
     @property
@@ -100,7 +99,7 @@ class Consequence:
         return self.grade
 
     def wait_s(self, attempt: int) -> float:
-        """Seconds that the slot waits after this attempt, counted from 0, failed."""
+        """Seconds that the slot waits after this attempt failed. Attempts count from 0."""
         return min(self.backoff_s * 2.0 ** min(attempt, 32), _LONGEST_S)
 
 
@@ -197,28 +196,28 @@ _BY_ERROR: Mapping[type[BaseException], Cause | Mapping[Phase, Cause]] = {
     HarnessGymError: Cause.UNKNOWN,
     BaseException: Cause.UNKNOWN,
 }
-"""The nearest class of an error's ancestry counts."""
+"""Error to cause. The nearest base class of an error decides."""
 _ELSEWHERE: Mapping[type[BaseException], Cause] = {
     SandboxError: Cause.SANDBOX_DIED,
     ConfigError: Cause.TASK_UNUSABLE,
     TaskError: Cause.TASK_UNUSABLE,
     TimeoutError: Cause.HOST_REFUSED,
 }
-"""In phases that the table above does not name."""
+"""Causes in phases that the table above does not name."""
 
 _BY_LIMIT: Mapping[str, Cause] = {
     "contract": Cause.CONTRACT_VIOLATED,
     "turns": Cause.TURN_LIMIT,
     "tokens": Cause.TOKEN_LIMIT,
 }
-"""By what the proxy calls them, the first that was met."""
+"""The proxy's name of a limit to the cause. The first limit in this order decides."""
 _NO_SPACE = b"No space left on device"
 _LAST = 4_096
-"""Bytes of output in which a program that failed is taken to have said why."""
+"""Bytes at the end of a failed program's output that are searched for the reason."""
 
 
 class RolloutFailed(HarnessGymError):
-    """A rollout cannot go on, and it is known why. Never crosses the node."""
+    """A rollout cannot continue, for a known cause. Never leaves the node."""
 
     def __init__(self, cause: Cause, detail: str) -> None:
         super().__init__(detail)
@@ -226,9 +225,10 @@ class RolloutFailed(HarnessGymError):
 
 
 def cause_of_error(error: BaseException, phase: Phase) -> Cause:
-    """What an error means that came in a phase of a rollout."""
+    """The cause that an error in this phase of a rollout means."""
     if isinstance(error, RolloutFailed):
         return error.cause
+    # Before the type of the error: a full disk of this machine can surface as almost any of them.
     if full_disk(error):
         return Cause.HOST_DISK_FULL
     kind = next(known for known in type(error).__mro__ if known in _BY_ERROR)
@@ -237,11 +237,13 @@ def cause_of_error(error: BaseException, phase: Phase) -> Cause:
 
 
 def cause_of_end(result: ExecResult, limits: Collection[str | None]) -> Cause | None:
-    """What ended a harness, None if it ended by itself and well. `limits` are the budgets of its session
-    that it ran into.
+    """The cause that ended a harness; None if it ended by itself and well.
+
+    `limits` are the budgets of its session that it exceeded.
     """
     if result.timed_out:
         return Cause.HARNESS_TIMEOUT
+    # Before the exit status: a harness often crashes because the proxy refused its call beyond a limit.
     reached = next((cause for limit, cause in _BY_LIMIT.items() if limit in limits), None)
     if reached is not None:
         return reached
@@ -253,9 +255,7 @@ def cause_of_end(result: ExecResult, limits: Collection[str | None]) -> Cause | 
 
 
 def _of_crash(result: ExecResult) -> Cause:
-    """Out of memory, out of disk, or an error of its own. All three are the agent's affair: only the name
-    differs.
-    """
+    """Out of memory, out of disk, or an error of its own. The agent is to blame for all three."""
     if result.out_of_memory:
         return Cause.MEMORY_LIMIT
     last_output = result.stderr[-_LAST:] + result.stdout[-_LAST:]
@@ -263,7 +263,7 @@ def _of_crash(result: ExecResult) -> Cause:
 
 
 def cause_of_stop(reason: StopReason) -> Cause | None:
-    """What a stop reason means where no cause was recorded with it; None for a good end."""
+    """The cause for a stop reason that was recorded without one; None for a good end."""
     if reason is StopReason.FINISHED:
         return None
     if reason is StopReason.SANDBOX_ERROR:

@@ -1,23 +1,21 @@
-"""Why a rollout ended: values, not exceptions."""
+"""Why a rollout ended, as values and not exceptions."""
 
 from enum import StrEnum
 
 
 class StopReason(StrEnum):
-    """What ended a rollout. After the last five there is no reward; `outcome.failure` says more exactly
-    what went wrong.
-    """
+    """What ended a rollout. The last five give no reward. `outcome.failure` has the exact cause."""
 
     FINISHED = "finished"
     """The harness ended by itself with exit status 0."""
     HARNESS_ERROR = "harness_error"
     """The harness ended with another exit status or by a signal."""
     TIMEOUT = "timeout"
-    """The wall-clock limit passed; everything the harness had started was killed."""
+    """The wall-clock limit passed, and everything that the harness had started was killed."""
     TURN_LIMIT = "turn_limit"
-    """The harness asked for more model calls than its session has."""
+    """The harness asked for more model calls than its session allows."""
     TOKEN_LIMIT = "token_limit"  # noqa: S105 - no password
-    """The harness asked for more once its session's sampled tokens were used up."""
+    """The harness made another call after its session's sampled tokens were used up."""
     OUTPUT_LIMIT = "output_limit"
     """The harness wrote more output than is kept."""
     MEMORY_LIMIT = "memory_limit"
@@ -29,10 +27,10 @@ class StopReason(StrEnum):
     NO_CALLS = "no_calls"
     """The harness never called the proxy."""
     ENGINE_ERROR = "engine_error"
-    """A model call failed for reasons that are not the policy's."""
+    """A model call failed, and the policy is not to blame."""
     SANDBOX_ERROR = "sandbox_error"
     """The sandbox, proxy or grader failed."""
     NODE_LOST = "node_lost"
     """The node that ran it died."""
     CANCELLED = "cancelled"
-    """Somebody took it back."""
+    """The rollout was cancelled."""

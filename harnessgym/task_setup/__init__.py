@@ -1,3 +1,1 @@
-"""Prepares a sandbox for a task: files, setup commands, the oracle solution, and the steps of tasks that
-have several.
-"""
+"""Prepares a sandbox for a task: files, setup commands, the oracle solution, and the steps of a task."""

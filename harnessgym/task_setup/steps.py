@@ -1,6 +1,6 @@
-"""Tasks of several steps: one after another in the same sandbox, each graded before the next one is laid.
+"""Runs tasks of several steps: one after another in one sandbox, each graded before the next is set up.
 
-What is done in a step is the caller's: a harness is launched, a solution applied, a cheat tried.
+The caller decides what happens in a step: it launches a harness, applies a solution, or tries a cheat.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -19,19 +19,17 @@ _ALIVE_S = 30.0
 
 
 class StepObstructed(Exception):
-    """What the agent left in earlier steps keeps a further one from being laid. Never leaves
-    `through_steps`.
-    """
+    """What the agent left in earlier steps prevents the set-up of a step. Never leaves `through_steps`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """A step that was run, or was to be run."""
+    """The result of a step that was run or attempted."""
 
     name: str
     grade: Grade
     stopped: str = ""
-    """Why no later one was run, if that is so."""
+    """Why no later step was run, if none was."""
 
 
 async def through_steps(
@@ -40,11 +38,10 @@ async def through_steps(
     act: Callable[[Task], Awaitable[None]],
     grade: Callable[[Task], Awaitable[Grade]],
 ) -> Grade:
-    """Lays each step into a furnished sandbox, has somebody act in it, and grades what is there; the grade of
-    the whole.
+    """Sets up each step in a furnished sandbox, calls `act` and `grade`, and returns the grade of the task.
 
-    Both are given the step as a task of its own (`step_task`). Raises what they raise, SandboxError, and
-    RolloutFailed for a setup that fails and not by the agent's doing.
+    Both callbacks get the step as a task of its own (`step_task`). Raises what they raise, SandboxError, and
+    RolloutFailed for a setup that fails, unless the agent caused it.
     """
     reached: list[StepResult] = []
     for step in task.steps:
@@ -64,8 +61,9 @@ async def through_steps(
 
 
 def step_task(task: Task, step: TaskStep) -> Task:
-    """One step as a task: what it is asked, what is laid, by what it is graded. Files and setup are the
-    step's alone, and a hook that a step repeats is run once.
+    """One step as a task of its own, with its instruction, files, setup and grading data.
+
+    Files and setup are those of the step only. A hook that the step repeats runs once.
     """
     return replace(
         task,
@@ -81,7 +79,7 @@ def step_task(task: Task, step: TaskStep) -> Task:
 
 
 def all_solutions(task: Task) -> Solution | None:
-    """The solutions of a task and its steps as one; None if there is none at all."""
+    """The solutions of a task and its steps as one; None if there is none."""
     found = (task.solution, *(step.solution for step in task.steps))
     solutions = [solution for solution in found if solution is not None]
     if len(solutions) < 2:
@@ -91,12 +89,11 @@ def all_solutions(task: Task) -> Solution | None:
 
 
 def joined(task: Task, reached: Sequence[StepResult]) -> Grade:
-    """The grade of a task from those of its steps that were reached, in order, of which there is one at
-    least.
+    """Joins the grades of the steps that were reached, in order, into that of the task. Needs at least one.
 
-    "mean": every channel's mean over all steps, 0 where a step was not reached or did not have it. "final":
-    the last step's channels, and 0 for all if it was not reached. One that was tampered with makes all of it
-    so.
+    "mean": every channel's mean over all steps, with 0 for a step that was not reached or lacks the
+    channel. "final": the last step's channels, or 0 for all if it was not reached. Tampering in one step is
+    tampering in the task.
     """
     channels = sorted({channel for each in reached for channel in each.grade.rewards})
     if task.step_reward == "final":
@@ -119,8 +116,9 @@ def joined(task: Task, reached: Sequence[StepResult]) -> Grade:
 
 @asynccontextmanager
 async def laying(sandbox: Sandbox, *, first: bool) -> AsyncIterator[None]:
-    """What fails meanwhile is the agent's doing (`StepObstructed`) if it was there before and the sandbox
-    itself still works.
+    """Turns a failure inside the block into `StepObstructed` if the agent can have caused it.
+
+    That is so if this is not the first step and the sandbox itself still works.
     """
     try:
         yield
@@ -129,6 +127,7 @@ async def laying(sandbox: Sandbox, *, first: bool) -> AsyncIterator[None]:
             raise
         raise StepObstructed(str(error)) from error
     except SandboxError as error:
+        # A full disk is the agent's doing only in a sandbox with a disk of its own.
         of_machine = full_disk(error) is not None and Capability.DISK not in sandbox.capabilities
         if first or of_machine or not await _lives(sandbox):
             raise
@@ -139,14 +138,13 @@ async def _lay(asked: Task, step: TaskStep, sandbox: Sandbox, *, first: bool) ->
     async with laying(sandbox, first=first):
         for path, text in asked.files.items():
             await sandbox.write(path, text.encode())
-    async with laying(
-        sandbox, first=first or bool(asked.setup.hosts)
-    ):  # a host that is away is not the agent's doing
+    # A setup that uses the network can fail because a host is down, so the agent is not blamed for it.
+    async with laying(sandbox, first=first or bool(asked.setup.hosts)):
         await set_up(asked.setup, sandbox, f"step {step.name!r} of task {asked.id!r}")
 
 
 async def _lives(sandbox: Sandbox) -> bool:
-    """Whether anything can be run, be it only the news that there is no such program."""
+    """Whether the sandbox can still run a command. It may lack `true`: any result will do."""
     try:
         await sandbox.exec(["true"], timeout_s=_ALIVE_S)
     except SandboxError:

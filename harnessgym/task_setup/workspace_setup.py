@@ -1,6 +1,4 @@
-"""A sandbox as a task's agent finds it: what the image has at the task's home, the task's files, its
-setup.
-"""
+"""Prepares a sandbox for an agent: the image's files at the task's home, the task's files, and its setup."""
 
 import time
 
@@ -15,8 +13,9 @@ _SETUP_TAIL = 2_000
 
 
 async def set_up(setup: Setup, sandbox: Sandbox, where: str) -> None:
-    """Run setup commands in order; `where` names their task. Raises `RolloutFailed` when one fails, or
-    their time is over.
+    """Runs setup commands in order. `where` names their task, for messages.
+
+    Raises `RolloutFailed` if one fails or their time is over.
     """
     egress = Egress(setup.hosts) if setup.hosts else None
     left = setup.timeout_s
@@ -47,12 +46,12 @@ chmod u+rwx .
 
 
 async def furnish(task: Task, sandbox: Sandbox) -> float | None:
-    """Lays out what the task begins with and runs its setup. Returns the seconds that the setup took, None if
-    there is none.
+    """Writes the task's initial files and runs its setup. Returns the setup's seconds, or None without setup.
 
     Raises SandboxError, TaskError for a home that does not fit into the workspace, and RolloutFailed for a
     setup that fails.
     """
+    # The task's files replace those of the image, and the setup sees both.
     if task.home:
         await _lay_home(task, sandbox)
     for path, text in task.files.items():
@@ -65,7 +64,7 @@ async def furnish(task: Task, sandbox: Sandbox) -> float | None:
 
 
 async def _lay_home(task: Task, sandbox: Sandbox) -> None:
-    """Root alone can read what the image had there; the copy belongs to the agent's user."""
+    """Copies the image's home into the workspace. Only root can read it; the copy belongs to the agent."""
     done = await sandbox.exec(["sh", "-ec", _LAY_HOME, "home", SET_ASIDE], user="root", timeout_s=_HOME_S)
     if not done.ok:
         raise TaskError(
@@ -76,11 +75,11 @@ async def _lay_home(task: Task, sandbox: Sandbox) -> None:
 
 
 _LEAST_S = 120.0
-"""Seconds that each command of a solution has at least."""
+"""Shortest time limit for a command of a solution, in seconds."""
 
 
 async def solve(task: Task, sandbox: Sandbox) -> None:
-    """Does what the solution says in a furnished sandbox. Raises TaskError when a command of it fails."""
+    """Applies the task's solution in a furnished sandbox. Raises TaskError if one of its commands fails."""
     solution = task.solution or Solution()
     for path, text in solution.files.items():
         await sandbox.write(path, text.encode())

@@ -1,1 +1,1 @@
-"""Checks that a task set can be trained on: solutions are rewarded, doing nothing and cheating are not."""
+"""Checks that a task set can be trained on: solutions get a reward, doing nothing and cheating do not."""

@@ -1,8 +1,8 @@
-"""What was found of tasks when they were checked: `baseline.json` beside them, one entry for each task.
+"""The results of checking tasks: `baseline.json` beside the tasks, with one entry for each.
 
-An entry holds for a task as it was when it was checked: it carries a digest of everything that a rollout of
-it depends on. A task that has changed since is unchecked. Several processes may write one file: each merges
-what it found into what is there.
+An entry is valid only for the task as it was checked. It has a digest of everything that a rollout depends
+on, and a task that has changed since counts as unchecked. Several processes may write one file: each merges
+its results into it.
 """
 
 import fcntl
@@ -28,41 +28,41 @@ from harnessgym.tasks.format import BASELINE_FILE
 from harnessgym.tasks.payload import payload_of
 
 _SHARE = 20.0
-"""So many times longer than it took to write the file nothing is written again: a large file is not
-written for each task."""
+"""Pause between two writes, as a multiple of the time of the last: a large file is not rewritten for each
+task."""
 
 State = Literal["passed", "failed", "no solution"]
 Outcome = float | Literal["tampered", "error"]
-"""A reward, or why there is none that counts."""
+"""A reward, or why there is no valid one."""
 
 
 class BaselineEntry(Config):
-    """What was found of one task."""
+    """The results for one task."""
 
     digest: str
-    """Of the task: see `digest_of`."""
+    """Digest of the task: see `digest_of`."""
     state: State
     """passed: gold scored 1 every time, doing nothing 0, and no cheat got anything. A task without a
     solution never passes."""
     problems: dict[str, str] = Field(default_factory=dict)
     """Why it failed: what was run, and a sentence."""
     sandbox: str
-    """Backend that it was checked in."""
+    """Backend in which it was checked."""
     gold: tuple[Outcome, ...] = ()
-    """One for each time that the solution was run."""
+    """One outcome for each run of the solution."""
     expected_flaky: bool = False
-    """Whether the solution did not come to the same every time."""
+    """Whether the outcomes of the solution differ."""
     nothing: Outcome | None = None
     cheats: dict[str, Outcome | Literal["got something", "does not apply"]] = Field(default_factory=dict)
 
     @property
     def flake_rate(self) -> float | None:
-        """Share of the solution's runs that were not rewarded; None where there is no solution."""
+        """Fraction of the solution's runs without full reward; None if there is no solution."""
         return sum(outcome != 1.0 for outcome in self.gold) / len(self.gold) if self.gold else None
 
 
 class Baseline:
-    """The entries of one file. What is put in is written now and then, and at `flush`."""
+    """The entries of one file. New ones are written from time to time, and by `flush`."""
 
     def __init__(self, path: Path) -> None:
         """Raises `ConfigError` for a file that is no baseline."""
@@ -72,20 +72,20 @@ class Baseline:
         self._next = 0.0
 
     def __bool__(self) -> bool:
-        """Whether anything is known."""
+        """Whether there is any entry."""
         return bool(self._entries)
 
     def of(self, task: Task) -> BaselineEntry | None:
-        """What is known of a task as it is; None if it was never checked, or has changed since."""
+        """The entry of a task; None if it was never checked or has changed since."""
         entry = self._entries.get(task.id)
         return entry if entry is not None and entry.digest == digest_of(task) else None
 
     def stale(self, task: Task) -> bool:
-        """Whether the task was checked when it was another."""
+        """Whether the task was checked but has changed since."""
         return task.id in self._entries and self.of(task) is None
 
     def put(self, task_id: str, entry: BaselineEntry) -> None:
-        """Replaces what is known of a task."""
+        """Replaces the entry of a task."""
         self._entries[task_id] = self._fresh[task_id] = entry
         if time.monotonic() >= self._next:
             began = time.monotonic()
@@ -93,9 +93,11 @@ class Baseline:
             self._next = time.monotonic() + _SHARE * (time.monotonic() - began)
 
     def flush(self) -> None:
-        """Writes what is new into the file. Raises `ConfigError` if it cannot be written."""
+        """Writes new entries to the file. Raises `ConfigError` if it cannot be written."""
         if not self._fresh:
             return
+        # Read again under the lock: another process may have added entries since. Only our new ones replace
+        # them.
         try:
             with _locked(self.path.parent):
                 entries = {**_read(self.path), **self._fresh}
@@ -109,8 +111,9 @@ class Baseline:
 
 
 def baseline_path(tasks: TaskSet) -> Path:
-    """Where a set's baseline lies: where the set says, else beside the module of its class. Raises
-    `ConfigError`.
+    """Path of a set's baseline: its `baseline` attribute, else beside the module of its class.
+
+    Raises `ConfigError` if neither exists.
     """
     said = getattr(tasks, "baseline", None)
     if said is not None:
@@ -125,10 +128,9 @@ def baseline_path(tasks: TaskSet) -> Path:
 
 
 def digest_of(task: Task) -> str:
-    """16 hex digits of everything that a rollout of the task depends on, the content of folders that it names
-    among it.
+    """A digest (16 hex digits) of all that a rollout of the task depends on, folders it names included.
 
-    What is as it is by default does not count, so that a field more in `Task` leaves old digests as they are.
+    Default values do not count, so a new field in `Task` does not change the digests of existing tasks.
     """
     said = _beside(payload_of(task), payload_of(Task("", "")))
     text = json.dumps(_portable(said), sort_keys=True)
@@ -136,7 +138,7 @@ def digest_of(task: Task) -> str:
 
 
 def _beside(payload: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a payload is not as in the plain one, in the tables of both likewise."""
+    """The values of a payload that differ from the plain one, recursively."""
     out = {}
     for key, value in payload.items():
         other = plain.get(key)
@@ -146,7 +148,7 @@ def _beside(payload: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, A
 
 
 def _portable(payload: Any) -> Any:
-    """With folders of images and assets named by what they hold, not by where they are."""
+    """Replaces the paths of image and asset folders by digests of their content."""
     if isinstance(payload, dict):
         return {
             key: _context(value) if key == "image" and isinstance(value, str) else _portable(value)
@@ -161,9 +163,7 @@ def _portable(payload: Any) -> Any:
 
 
 def _assets(metadata: dict[str, Any]) -> dict[str, Any]:
-    """With a folder of binary files that tests need (`harnessgym.tasks.swe_bench_repo`) named by what it
-    holds.
-    """
+    """Replaces the path of the tests' binary files (`harnessgym.tasks.swe_bench_repo`) by a digest."""
     spec = metadata.get("swe_bench")
     if not isinstance(spec, dict) or not spec.get("assets"):
         return metadata
@@ -205,7 +205,8 @@ def _dumped(entry: BaselineEntry) -> Mapping[str, Any]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One writer at a time. The lock is the folder's own, so that none is left lying about."""
+    """Allows one writer at a time. Locks the folder itself, so that no lock file remains."""
+    # The file cannot be the lock: `write_json` replaces it, and a waiting process would lock the old one.
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -215,29 +216,29 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 _NAMED = 5
-"""Tasks that one message names."""
+"""Most tasks that one message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fitness:
-    """Of some tasks of a set."""
+    """Which tasks of a set can be trained on, by its baseline."""
 
     spec: str
-    """How the set was named."""
+    """The spec that named the set."""
     failed: Mapping[str, BaselineEntry]
-    """By task id."""
+    """Task id to the entry of a failed task."""
     unchecked: tuple[str, ...]
-    """Tasks that were never checked, or have changed since."""
+    """Tasks that were never checked or have changed since."""
 
     def of(self, tasks: Sequence[Task]) -> "Fitness":
-        """Of these alone."""
+        """The same for these tasks only."""
         ids = {task.id for task in tasks}
         failed = {task: entry for task, entry in self.failed.items() if task in ids}
         return Fitness(self.spec, failed, tuple(task for task in self.unchecked if task in ids))
 
     @property
     def refusal(self) -> str:
-        """Why these tasks are not trained on; empty if none failed."""
+        """Why training on these tasks is refused; empty if none failed."""
         if not self.failed:
             return ""
         lines = [
@@ -254,7 +255,7 @@ class Fitness:
 
     @property
     def warning(self) -> str:
-        """That tasks are unchecked, on one line; empty if none is."""
+        """One line that says how many tasks are unchecked; empty if none is."""
         if not self.unchecked:
             return ""
         count = f"{len(self.unchecked)} task{'s' * (len(self.unchecked) > 1)}"
@@ -262,14 +263,12 @@ class Fitness:
 
     @property
     def command(self) -> str:
-        """What checks the set."""
+        """The command that checks the set."""
         return f"harnessgym tasks check {self.spec}"
 
 
 def fitness(spec: str, found: TaskSet, tasks: Sequence[Task]) -> Fitness:
-    """What the set's baseline says of some of its tasks. Raises ConfigError for a baseline that cannot be
-    read.
-    """
+    """Looks up tasks of a set in its baseline. Raises ConfigError if the baseline cannot be read."""
     book = Baseline(baseline_path(found))
     if not book:
         return Fitness(spec, {}, tuple(task.id for task in tasks))

@@ -1,8 +1,8 @@
-"""Tasks checked: the solution must be rewarded each time, doing nothing never, and no cheat may get anything.
+"""Checks tasks: the solution must always get the reward, doing nothing never, and no cheat may get anything.
 
-What is found goes into the set's baseline as it comes, so that an interrupted check goes on where it stood.
-First every task is run with its solution and with nothing, then cheats are tried on those that passed: what
-cheats do to a machine would otherwise be counted against the solutions that are run beside them.
+Results go into the set's baseline at once, so an interrupted check resumes where it stopped. Every task
+first runs with its solution and with nothing. Then cheats are tried on the tasks that passed. Otherwise the
+harm that cheats do to a machine could fail the solutions that run at the same time.
 """
 
 import asyncio
@@ -26,56 +26,55 @@ NOTHING = "nothing"
 
 @dataclass(frozen=True, slots=True)
 class CheckPlan:
-    """What is run on each task."""
+    """What to run on each task."""
 
     sandbox: str
-    """What the backend is called."""
+    """Name of the backend."""
     repeats: int = 3
-    """Times that the solution is run."""
+    """How often to run the solution."""
     cheats: tuple[Cheat, ...] = ()
     again: bool = False
-    """Whether what is in the baseline already is run again."""
+    """Whether to repeat runs whose results are in the baseline."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedTask:
-    """What is known of one task at the end."""
+    """The result for one task."""
 
     task: str
     state: Literal["passed", "failed", "no solution", "skipped", "no answer"]
-    """skipped: this backend cannot take it. no answer: sandboxes failed, twice; that says nothing about
-    the task."""
+    """skipped: this backend cannot run it. no answer: sandboxes failed twice, which says nothing about the
+    task."""
     why: tuple[str, ...] = ()
     entry: BaselineEntry | None = None
-    """What is in the baseline; None if nothing could be found out."""
+    """Its entry in the baseline; None if there is no result."""
     ran: int = 0
-    """Times that something was run; 0 if all was in the baseline."""
+    """Number of runs; 0 if all results were in the baseline."""
     seconds: float = 0.0
 
 
 @dataclass(slots=True)
 class Progress:
-    """A check at one moment."""
+    """The progress of a check."""
 
     runs: int
-    """Of all that is to be run, solutions, nothing and cheats together; tasks that fail need fewer in the
-    end."""
+    """Planned runs: solutions, nothing and cheats. Tasks that fail need fewer."""
     done: int = 0
     tasks: int = 0
-    """That something is run on."""
+    """Tasks that have any run."""
     finished: int = 0
     began: float = field(default_factory=time.monotonic)
     doing: str = ""
 
     @property
     def tasks_per_minute(self) -> float:
-        """Since the beginning, a task that is half done being half a task."""
+        """Average since the start. A task that is half done counts as half a task."""
         part = self.done / self.runs if self.runs else 1.0
         return 60.0 * self.tasks * part / max(time.monotonic() - self.began, 1e-9)
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds that are left at the speed so far; None before there is one."""
+        """Seconds left at the average speed; None before the first run is done."""
         spent = time.monotonic() - self.began
         return (self.runs - self.done) * spent / self.done if self.done else None
 
@@ -84,9 +83,7 @@ Observer = Callable[[Progress], None]
 
 
 class TaskSetCheck:
-    """One check of a set's tasks in a backend that is not open yet: it is opened if there is something to
-    run.
-    """
+    """One check of a set's tasks. The backend must not be open; it is opened if there is something to run."""
 
     def __init__(
         self, backend: SandboxBackend, book: Baseline, wanted: CheckPlan, observe: Observer = lambda _: None
@@ -100,7 +97,7 @@ class TaskSetCheck:
         self._progress = Progress(0)
 
     async def run(self, tasks: Sequence[Task], jobs: int) -> list[CheckedTask]:
-        """Checks so many at one time. What is found is in the baseline when this returns, or is cancelled."""
+        """Checks `jobs` tasks at once. All results are in the baseline when this returns or is cancelled."""
         wanted = self._wanted
         files = [_File(task, self._book.of(task), wanted) for task in tasks]
         for file in files:
@@ -114,7 +111,7 @@ class TaskSetCheck:
         return [file.checked() for file in files]
 
     def _cheating(self) -> AbstractAsyncContextManager[CheatSuite | None]:
-        """What cheats need around them, if any are wanted."""
+        """The cheat suite, if any cheats are planned."""
         return suite(self._backend) if self._wanted.cheats else nullcontext()
 
     async def _all(self, files: "Sequence[_File]", jobs: int) -> None:
@@ -126,7 +123,7 @@ class TaskSetCheck:
             self._book.flush()
 
     async def _controls(self, file: "_File") -> None:
-        """The solution as often as it takes, and nothing."""
+        """Runs the solution as often as needed, and doing nothing."""
         task = file.task
         while not file.stopped and file.gold_left:
             await self._one(file, GOLD, partial(self._stand_in.gold, task))
@@ -148,7 +145,7 @@ class TaskSetCheck:
         self._observe(self._progress)
 
     async def _one(self, file: "_File", what: str, run: Callable[[], Awaitable[CheatResult | None]]) -> None:
-        """Runs something, once more if a sandbox failed, and writes down what it came to."""
+        """Runs something and records the result. Tries once more if a sandbox failed."""
         self._progress.doing = f"{file.task.id}: {what}"
         self._observe(self._progress)
         result = await run()
@@ -168,7 +165,7 @@ class TaskSetCheck:
 
 
 class _File:
-    """What is known of one task, growing."""
+    """The results for one task while it is checked."""
 
     def __init__(self, task: Task, known: BaselineEntry | None, wanted: CheckPlan) -> None:
         self.task = task
@@ -184,40 +181,40 @@ class _File:
         self.seconds = 0.0
         self._stop: tuple[Literal["skipped", "no answer"], str] | None = None
         self.left = self.gold_left + self.nothing_left + len(self.cheats_left())
-        """Times that something is still to be run, as far as can be told."""
+        """Runs that are left, by what is known so far."""
 
     @property
     def gold_left(self) -> int:
-        """Times that the solution is still to be run."""
+        """Runs of the solution that are left."""
         return max(0, self.wanted.repeats - len(self.entry.gold)) if has_gold(self.task) else 0
 
     @property
     def nothing_left(self) -> int:
-        """1 if nothing is still to be done."""
+        """1 if doing nothing is still to be run, else 0."""
         return int(self.entry.nothing is None)
 
     @property
     def stopped(self) -> bool:
-        """Whether no more is run."""
+        """Whether the check of this task has stopped."""
         return self._stop is not None
 
     def cheats_left(self) -> list[Cheat]:
-        """Those still to be tried: none on a task that failed without them."""
+        """The cheats that are left: none if the task failed without them."""
         if self.stopped or not {GOLD, NOTHING}.isdisjoint(self.entry.problems):
             return []
         return [cheat for cheat in self.wanted.cheats if cheat.name not in self.entry.cheats]
 
     def stop(self, state: Literal["skipped", "no answer"], why: str) -> None:
-        """Nothing more can be found out."""
+        """Ends the check of this task without a result."""
         self._stop = state, why
         self.left = 0
 
     def note_unfit(self, cheat: str) -> None:
-        """A cheat has nothing to try on this task."""
+        """Records that a cheat does not apply to this task."""
         self.entry = self.entry.model_copy(update={"cheats": {**self.entry.cheats, cheat: "does not apply"}})
 
     def note(self, what: str, result: CheatResult) -> None:
-        """Takes what a run came to into the entry."""
+        """Adds the result of a run to the entry."""
         outcome = _outcome(result)
         changes: dict[str, object] = {}
         if what == GOLD:
@@ -235,7 +232,7 @@ class _File:
         self.entry = entry.model_copy(update={"problems": problems, "state": state})
 
     def checked(self) -> CheckedTask:
-        """The end of it."""
+        """The result for this task."""
         known = self.entry if self.entry.nothing is not None else None
         end = CheckedTask(
             self.task.id, self.entry.state, tuple(self.entry.problems.values()), known, self.ran, self.seconds
@@ -244,14 +241,14 @@ class _File:
 
 
 def has_gold(task: Task) -> bool:
-    """Whether a task comes with a solution; one of several steps, with one for each."""
+    """Whether a task has a solution; a task of several steps needs one for each."""
     return (
         task.solution is not None if not task.steps else all(step.solution is not None for step in task.steps)
     )
 
 
 def _without(entry: BaselineEntry, names: set[str]) -> BaselineEntry:
-    """An entry as if what has these names had never been run."""
+    """An entry without the results of the runs with these names."""
     cheats = {name: outcome for name, outcome in entry.cheats.items() if name not in names}
     problems = {name: said for name, said in entry.problems.items() if name not in names}
     changes = {"gold": (), "expected_flaky": False, "nothing": None, "cheats": cheats, "problems": problems}
@@ -265,11 +262,12 @@ def _outcome(result: CheatResult) -> Outcome:
 
 
 def _problem(what: str, result: CheatResult, entry: BaselineEntry) -> dict[str, str]:
-    """A sentence if it is not as it should be."""
+    """The name and a sentence if the result is wrong, else nothing."""
     if what == GOLD:
         good = sum(each == 1.0 for each in entry.gold)
         if good == len(entry.gold):
             return {}
+        # Keep the first failure's reason: later runs may pass, and their result would explain nothing.
         before = entry.problems.get(GOLD, "").partition(": ")[2]
         last = before or _said(result)
         how = (
@@ -296,7 +294,7 @@ def _said(result: CheatResult) -> str:
 
 
 def _failing(checks: object) -> str:
-    """What the first check that failed said, where the evidence is a list of checks."""
+    """The detail of the first failed check, if the evidence is a list of checks."""
     for each in checks if isinstance(checks, list) else ():
         if isinstance(each, Mapping) and not each.get("passed") and each.get("detail"):
             return f" ({' '.join(str(each['detail']).split())[:300]})"
@@ -304,8 +302,9 @@ def _failing(checks: object) -> str:
 
 
 async def _at_once(jobs: int, work: Iterator[Awaitable[None]]) -> None:
-    """Awaits all of it, so much at one time. The first error ends the rest."""
+    """Awaits all of `work`, `jobs` at once. The first error cancels the rest."""
 
+    # All workers share one iterator, so each takes the next item when it is free.
     async def worker() -> None:
         for each in work:
             await each
