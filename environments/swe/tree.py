@@ -33,6 +33,8 @@ def tree(name: str) -> Tree:
     """The tree of a package. Raises TaskError if its distribution is not available."""
     wanted = package(name)
     found = texts(wanted)
+    # The grader runs tests in a folder of their own, so their paths start at the test folder's name. Test
+    # files that are not graded are left out of the workspace too.
     above = str(PurePosixPath(wanted.tests).parent)
     within = {path: text for path, text in found.items() if _below(path, (wanted.tests,))}
     laid = {path if above == "." else path.removeprefix(f"{above}/"): text for path, text in within.items()}

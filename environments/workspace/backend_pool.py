@@ -93,7 +93,8 @@ class BackendPool:
     def close(self) -> None:
         """Closes everything. Does nothing in a process that did not open the pool."""
         if self.ours:
-            with contextlib.suppress(RuntimeError):  # its thread has ended already
+            # The portal raises if its thread has ended already.
+            with contextlib.suppress(RuntimeError):
                 self._portal.call(self._settle)
             self._stack.close()
 

@@ -135,7 +135,8 @@ class WorkspaceChanges:
             return None
         try:
             return _text(self._workspace.read(path))
-        except (OSError, SandboxError):  # it is changing, or closed to us
+        except (OSError, SandboxError):
+            # The file is changing right now, or its mode forbids reading.
             return None
 
 

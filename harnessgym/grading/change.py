@@ -37,7 +37,7 @@ _TAIL = 800
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an agent changed."""
+    """The change that an agent made."""
 
     patch: bytes
     problem: str = ""

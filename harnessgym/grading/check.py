@@ -23,7 +23,7 @@ __all__ = ["Check", "CheckContext", "CheckOutcome", "read_checks"]
 
 @dataclass(frozen=True, slots=True)
 class CheckContext:
-    """What a check works with."""
+    """The inputs of a check."""
 
     workspace: Path
     """The exported workspace, on this machine."""

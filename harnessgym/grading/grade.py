@@ -160,7 +160,8 @@ async def _ask(task: Task, folder: Path, place: Opener) -> Grade:
             grade = await anyio.to_thread.run_sync(grader, task, folder)
     except HarnessGymError:
         raise
-    except Exception as error:  # somebody else's grader: its bug must not be a reward, nor end the node
+    except Exception as error:
+        # The grader may be the user's own. Its bug must neither become a reward nor end the node.
         raise TaskError(f"{where} failed: {type(error).__name__}: {error}.") from error
     if not isinstance(grade, Grade):
         raise TaskError(f"{where} gave {grade!r}. A grader gives a `harnessgym.task.Grade`.")

@@ -77,7 +77,8 @@ def holding(
         finally:
             try:
                 await stack.aclose()
-            except (HarnessGymError, OSError) as error:  # what was measured in it stays measured
+            except (HarnessGymError, OSError) as error:
+                # The result that was measured in this sandbox is still valid.
                 left_behind(f"A sandbox for grading could not be removed: {error}")
 
     return place

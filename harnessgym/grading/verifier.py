@@ -19,7 +19,7 @@ Opener = Callable[[], AbstractAsyncContextManager[Sandbox]]
 
 @runtime_checkable
 class Verifier(Protocol):
-    """Judges what an agent left."""
+    """Grades what an agent left."""
 
     async def verify(self, task: Task, workspace: Path, place: Opener) -> Grade:
         """Grades `workspace`, the export: regular files, folders, and links that stay inside it.

@@ -82,7 +82,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Consequence:
-    """What follows from a cause."""
+    """The consequences of a cause."""
 
     stop_reason: StopReason
     blame: Blame

@@ -17,7 +17,7 @@ class StopReason(StrEnum):
     TOKEN_LIMIT = "token_limit"  # noqa: S105 - no password
     """The harness made another call after its session's sampled tokens were used up."""
     OUTPUT_LIMIT = "output_limit"
-    """The harness wrote more output than is kept."""
+    """The harness wrote more output than the limit."""
     MEMORY_LIMIT = "memory_limit"
     """The harness was killed because it used more memory than its sandbox has."""
     DISK_LIMIT = "disk_limit"
@@ -31,6 +31,6 @@ class StopReason(StrEnum):
     SANDBOX_ERROR = "sandbox_error"
     """The sandbox, proxy or grader failed."""
     NODE_LOST = "node_lost"
-    """The node that ran it died."""
+    """The node that ran the rollout died."""
     CANCELLED = "cancelled"
     """The rollout was cancelled."""

@@ -25,7 +25,8 @@ async def set_up(setup: Setup, sandbox: Sandbox, where: str) -> None:
         if result.ok:
             continue
         ending = result.ending
-        if result.timed_out:  # the limit is for all commands together
+        # Name the limit of the whole setup, not what was left of it for this command.
+        if result.timed_out:
             ending = f"it did not end within the {setup.timeout_s:.0f} s that setup may take"
         raise RolloutFailed(
             Cause.SETUP_FAILED,

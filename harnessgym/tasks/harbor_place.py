@@ -57,7 +57,7 @@ def refuse(environment: Environment, folder: Path, where: Path) -> None:
 
 
 def place_of(environment: Environment, folder: Path, where: Path, notes: Notes) -> HarborContainer:
-    """The container of an `environment/` folder and its table. Raises TaskError naming what is missing."""
+    """The container of an `environment/` folder and its table. Raises TaskError if it has no image."""
     env = substituted_all(environment.env, os.environ, f"{where}: environment.env")
     compose = folder / "docker-compose.yaml"
     if compose.is_file():

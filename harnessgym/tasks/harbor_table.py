@@ -73,7 +73,7 @@ PathText = Annotated[str, AfterValidator(_inside)]
 
 
 class Artifact(Table):
-    """A path that is kept, and graded by a verifier of its own."""
+    """A path that is kept, and that a separate verifier grades."""
 
     source: PathText
     destination: Annotated[PathText, AfterValidator(_relative)] | None = None

@@ -1,4 +1,4 @@
-"""The I/O judge: problems with inputs and outputs, for programs in any language that a short file describes.
+"""The I/O judge: problems with inputs and outputs, in any language that a short file describes.
 
     sums/
       language.toml      one language, or languages/*.toml, or `languages` in judge.toml for shipped ones
@@ -379,7 +379,7 @@ def _rows_file(folder: Path) -> Path | None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of tables in a folder, sorted."""
+    """The TOML, YAML and JSON files in a folder, sorted."""
     return sorted(path for path in folder.glob("*") if path.suffix in SUFFIXES and path.is_file())
 
 

@@ -1,4 +1,4 @@
-"""Tasks as folders: one TOML, what the agent sees, what judges it, and a solution.
+"""Tasks as folders: a TOML file, the agent's files, the tests, and a solution.
 
     fix-the-median/
       task.toml         see below

@@ -206,6 +206,7 @@ def _first_value(file: Path) -> Any:
         with file.open(encoding="utf-8", errors="replace") as text:
             head = text.read(_HEAD).lstrip("\ufeff \t\r\n")
         if head.startswith("["):
-            with contextlib.suppress(ValueError):  # a first row longer than the head, or no JSON
+            # It fails if the first row is longer than the head; the whole file is read then.
+            with contextlib.suppress(ValueError):
                 return json.JSONDecoder().raw_decode(head[1:].lstrip())[0]
     return next(_values(file, []), None)

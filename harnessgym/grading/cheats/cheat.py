@@ -50,7 +50,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """What a cheat does in the agent's place."""
+    """The command and files of a cheat."""
 
     argv: tuple[str, ...]
     files: Mapping[str, str] = field(default_factory=dict)

@@ -1,1 +1,1 @@
-"""The kinds of checks that a task's tests are made of, one module each. Named in `harnessgym/registry.py`."""
+"""The kinds of checks, one module each. They are named in `harnessgym/registry.py`."""

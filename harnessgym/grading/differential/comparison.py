@@ -123,7 +123,7 @@ def compare(
         # When the candidate's process died, the first missing answer is the call that killed it: a crash.
         # Those after it were never tried. A run that ended or timed out skipped calls for other reasons.
         if answer is None and (theirs.ended or theirs.hung or lost):
-            continue  # others of its calls hung, or the time was over
+            continue
         lost = lost or answer is None
         count += 1
         difference = _difference(

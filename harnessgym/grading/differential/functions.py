@@ -45,7 +45,7 @@ class Compared:
 
     functions: tuple[Function, ...]
     left_out: Mapping[str, str]
-    """Place to why."""
+    """Dotted name to the reason."""
 
 
 def differing(gold: Path, candidate: Path) -> Compared:

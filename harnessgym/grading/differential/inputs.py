@@ -45,7 +45,7 @@ class FunctionCall:
 
     @property
     def key(self) -> str:
-        """Equal for equal calls."""
+        """A text that is equal for equal calls."""
         return json.dumps([self.args, self.kwargs, self.new], sort_keys=True)
 
     @classmethod

@@ -45,7 +45,7 @@ class Opinion:
     functions: tuple[str, ...] = ()
     """The functions that were called."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """What was not compared, and why."""
+    """Functions and modules that were not compared, with the reason."""
     suite: SuiteResult | None = None
     """Result of the developers' own tests; None if the workspace has none."""
 

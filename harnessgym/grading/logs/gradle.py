@@ -1,4 +1,4 @@
-"""Gradle with test logging on: `Class > method PASSED`; other output may tear the name from the status."""
+"""Gradle with test logging: `Class > method PASSED`. Other output may separate the name from the status."""
 
 import re
 

@@ -27,7 +27,8 @@ automake = _parser(r"(?P<word>PASS|FAIL):\s(?P<name>.+)$", {"PASS": _PASSED, "FA
 micropython = _parser(
     r"(?P<word>pass|FAIL|skip)\s+(?P<name>.+)$", {"pass": _PASSED, "FAIL": _FAILED, "skip": _SKIPPED}
 )
-# `test module::name ... ok`. Ignored tests are left out, and so are doc tests, whose names hold spaces.
+# `test module::name ... ok`. Ignored tests are left out, and so are doc tests, because their names have
+# spaces.
 cargo = _parser(r"test\s+(?P<name>\S+)\s+\.\.\.\s+(?P<word>\w+)$", {"ok": _PASSED, "FAILED": _FAILED})
 # `1/3 Test #1: name .....   Passed    0.01 sec`. Names may hold spaces.
 ctest = _parser(

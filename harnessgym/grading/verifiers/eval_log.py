@@ -86,9 +86,8 @@ def read_log(log: str, parser: Parser, nonce: str = "", *, exit_code_decides: bo
         return no_result(f"the log says `{said.removeprefix('>>>>> ')}`")
     if start not in log or end not in log:
         return no_result("the tests' output has no beginning or no end")
-    statuses = parser(log.split(start)[1].split(end, maxsplit=1)[0]) or parser(
-        log
-    )  # some runners write past the markers
+    # Some runners write outside of the markers, so the whole log is the second try.
+    statuses = parser(log.split(start)[1].split(end, maxsplit=1)[0]) or parser(log)
     if not statuses and not _RAN.search(log):
         return no_result("no test reported anything")
     return (

@@ -30,8 +30,9 @@ class HarborVerifier:
         async with place() as sandbox:
             run = await run_script(sandbox, test, task)
             found = [await look(sandbox, f"{LOGS}/verifier/{name}") for name in ("reward.json", "reward.txt")]
+            # In the shared sandbox, the agent of the next step must not find the tests and results.
             if task.verifier == "shared":
-                await clear(sandbox, test, where)  # a further step's agent is nobody who may read them
+                await clear(sandbox, test, where)
         if run.ended.timed_out:
             return Grade({"reward": 0.0}, evidence={**run.evidence, "timed_out": True})
         complete(run, test, where)

@@ -125,7 +125,8 @@ async def run_script(sandbox: Sandbox, test: VerifierScript, task: Task) -> Scri
     user = "root" if root else None
     where = f"Task {task.id!r}"
     flags = ("yes" if test.laid else "", "" if test.root else "yes")
-    collected = task.collect if task.verifier == "separate" else ()  # else it lies where the agent left it
+    # In the shared sandbox, collected paths are still where the agent left them.
+    collected = task.collect if task.verifier == "separate" else ()
     argv = ["sh", "-c", _LAY, "sh", test.script, _OWN, *flags, OUTSIDE, *collected]
     tests = Bundle(task.metadata.get("test_files", {}), test.rest, test.executable)
     # A command of its own as root, before the script: it also empties `/logs/verifier`, so that no reward

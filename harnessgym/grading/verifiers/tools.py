@@ -185,7 +185,8 @@ class _Reader:
                 self._add(self._listed(word))
             elif not skip and not word.startswith("-") and _REQUIREMENT.fullmatch(word):
                 name = re.split(r"[\[<>=!~ ]", word, maxsplit=1)[0].lower().replace("_", "-")
-                if "=" not in self._pip.get(name, ""):  # the first version that is pinned
+                # The first pinned version wins over later ones, and over an unpinned name before it.
+                if "=" not in self._pip.get(name, ""):
                     self._pip[name] = word
             skip = word in _TAKES_VALUE
             listed = word in ("-r", "--requirement")
