@@ -1,5 +1,7 @@
-"""All SQL of HarnessGym. `TraceStore` runs functions of a connection; the modules beside it are those
-functions, by noun.
+"""All SQL of HarnessGym.
+
+`TraceStore` runs functions that take a connection. The other modules of this package hold those functions,
+one module per noun.
 """
 
 from harnessgym.store.tables import new_id

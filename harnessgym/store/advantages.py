@@ -1,7 +1,7 @@
-"""Advantages: what each sampled token was trained with, in ranges of equal value, beside the ledger.
+"""Advantages that sampled tokens were trained with, stored as ranges of equal value next to the ledger.
 
-They are written in the transaction of the ledger row that they belong to. A segment has no ranges in a step
-that excluded it.
+They are written in the same transaction as their ledger row. A segment has no ranges in a step that excluded
+it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,12 +13,12 @@ from harnessgym.store.prepared import Prepared
 from harnessgym.store.tables import advantages, calls, new_id, trained
 
 _AT_ONCE = 5_000
-"""Calls asked for in one statement; databases limit a statement's parameters."""
+"""Maximum number of calls in one query; databases limit the parameters of a statement."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdvantageRange:
-    """Completion tokens [start, end) of a call that were trained with one advantage."""
+    """Completion tokens [start, end) of a call that were trained with the same advantage."""
 
     call_id: str
     start: int
@@ -28,7 +28,7 @@ class AdvantageRange:
 
 @dataclass(frozen=True, slots=True)
 class StoredAdvantage:
-    """A range, and the step that trained it."""
+    """A range and the step that trained it."""
 
     call_id: str
     segment_id: str
@@ -37,11 +37,11 @@ class StoredAdvantage:
     value: float
     step: int
     version: int
-    """The policy version that the step made."""
+    """The policy version that the step published."""
 
 
 def add(conn: Connection, by_trained: Mapping[str, Sequence[AdvantageRange]]) -> None:
-    """Write the ranges of a step, by the id of the ledger's row. Calls without tokens are passed over."""
+    """Write the ranges of a step, keyed by the id of their ledger row. Skips calls without tokens."""
     segments = dict(_segments(conn, {item.call_id for ranges in by_trained.values() for item in ranges}))
     rows = [
         {
@@ -61,8 +61,9 @@ def add(conn: Connection, by_trained: Mapping[str, Sequence[AdvantageRange]]) ->
 
 
 def of_rollout(conn: Connection, rollout_id: str) -> list[StoredAdvantage]:
-    """What a rollout's tokens were trained with: step by step, in order of its calls. Orphaned steps are
-    among them.
+    """Return the advantages of a rollout's tokens by step, then in order of its calls.
+
+    Includes orphaned steps.
     """
     columns = [
         calls.c.id.label("call_id"),
@@ -82,7 +83,7 @@ def of_rollout(conn: Connection, rollout_id: str) -> list[StoredAdvantage]:
 
 
 def _segments(conn: Connection, call_ids: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """What calls sampled, by call."""
+    """Yield (call id, completion segment id) of the calls that have a completion."""
     wanted = sorted(call_ids)
     for start in range(0, len(wanted), _AT_ONCE):
         found = select(calls.c.id, calls.c.completion_segment).where(

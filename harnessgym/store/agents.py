@@ -1,4 +1,4 @@
-"""Agents of a session: the lineages that its calls belong to."""
+"""Agents of a session. Each call belongs to the lineage of one agent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,29 +13,29 @@ AgentEvidence = Literal["header", "content"]
 
 @dataclass(frozen=True, slots=True)
 class AgentRow:
-    """One agent as the store has it."""
+    """One stored agent."""
 
     id: str
     rollout_id: str
     session_id: str
     key: str
-    """What tells it from other agents of the session: the id its harness gave it, or a digest of its
-    system text and tools."""
+    """Identifies the agent within the session: the id its harness gave it, or a digest of its system text
+    and tools."""
     name: str
     parent_agent_id: str | None
     evidence: AgentEvidence
-    """header: the harness said so. content: told from what its calls say."""
+    """header: the harness named the agent. content: inferred from the content of its calls."""
 
 
 def add(conn: Connection, agent: AgentRow) -> None:
-    """Write an agent."""
+    """Insert an agent."""
     conn.execute(
         insert(agents).values({name: getattr(agent, name) for name in AgentRow.__dataclass_fields__})
     )
 
 
 def of_sessions(conn: Connection, session_ids: Sequence[str]) -> list[AgentRow]:
-    """Agents of some sessions in the order they appeared."""
+    """Return the agents of some sessions in the order they appeared."""
     columns = [agents.c[name] for name in AgentRow.__dataclass_fields__]
     query = (
         select(*columns)

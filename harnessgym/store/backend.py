@@ -1,4 +1,4 @@
-"""What differs between the databases that a trace store can use; each is a member of `backends/`."""
+"""The contract that each database of a trace store implements. Implementations are in `backends/`."""
 
 import math
 from collections.abc import Callable
@@ -28,56 +28,57 @@ class Backend(Protocol):
 
     url: URL
     errors: tuple[type[Exception], ...]
-    """What SQLAlchemy and its driver raise."""
+    """Exception types that SQLAlchemy and its driver raise."""
     patience_s: float
-    """How long to wait for a lock or a server that does not answer; the URL may say so, in the driver's
-    own words."""
+    """How long to wait for a lock or for a server that does not answer. The URL can set it with the
+    driver's own parameter."""
 
     def make_place(self) -> None:
-        """Make what a new database needs around it."""
+        """Create what a new database needs around it, such as the parent folder."""
 
     def refuse_absent(self) -> None:
-        """Raise `StoreError` if there is no database, where opening it would make one."""
+        """Raise `StoreError` if the database does not exist and opening it would create it."""
 
     def engine(self) -> Engine:
-        """Connections whose transactions are one snapshot; those that write begin as `schema.WRITING`
-        asks.
+        """Return an engine whose transactions each read one snapshot.
+
+        Connections with the options `schema.WRITING` begin transactions that write.
         """
 
     def alone(self, conn: Connection) -> AbstractContextManager[None]:
-        """A transaction in which this connection alone changes the schema."""
+        """Open a transaction in which only this connection can change the schema."""
 
     def in_transaction(self, conn: Connection) -> bool:
-        """Whether the database still has the transaction that SQLAlchemy believes in."""
+        """Return whether the database still has the transaction that SQLAlchemy believes is open."""
 
     def away(self, error: BaseException) -> bool:
-        """Whether nobody answered, or the server is just starting or stopping: it may be back in a moment."""
+        """Return whether the server is unreachable, starting or stopping, so that it may be back shortly."""
 
     def undone(self, error: BaseException) -> bool:
-        """Whether the database gave up a statement only because of what others did at the same time."""
+        """Return whether the database rolled a statement back only because of concurrent transactions."""
 
     def passing(self, error: BaseException) -> bool:
-        """Whether the same may succeed later: the database is away, locked or full."""
+        """Return whether the same work may succeed later: the database is away, locked or full."""
 
     def explain(self, error: BaseException) -> str:
-        """What happened, where, and what to do."""
+        """Say what happened, where, and what to do."""
 
     def vacuum(self, conn: Connection, *, full: bool = False) -> None:
-        """Give back the space of what was deleted; outside transactions. `full`: whatever that locks
-        meanwhile.
+        """Reclaim the space of deleted rows. Must run outside a transaction.
 
-        Raises `StoreError` where others are in the way.
+        `full` reclaims all of it, even if that locks tables meanwhile. Raises `StoreError` if other
+        processes are using the database in a way that prevents it.
         """
 
     def size(self, conn: Connection) -> int:
-        """Bytes that the database takes."""
+        """Return the size of the database in bytes."""
 
     def watch(self, engine: Engine, poll_s: float, longest_s: float) -> StoreWatch:
         """See `TraceStore.watch`."""
 
 
 def open_backend(url: str, synchronous: Synchronous = "NORMAL") -> Backend:
-    """The backend of a URL. Raises `StoreError` if there is none."""
+    """Return the backend for a URL. Raises `StoreError` if there is none."""
     try:
         parsed = make_url(url)
         path = _BACKENDS[parsed.get_backend_name()]
@@ -92,7 +93,7 @@ def open_backend(url: str, synchronous: Synchronous = "NORMAL") -> Backend:
 
 
 def shown(url: "str | URL") -> str:
-    """A URL for people: without its password, and as they wrote it where it has none."""
+    """Return a URL for display: without its password, or exactly as written if it has none."""
     try:
         parsed = make_url(url)
     except ArgumentError:
@@ -101,14 +102,17 @@ def shown(url: "str | URL") -> str:
 
 
 def file_of(url: str) -> Path | None:
-    """The file of a SQLite database; None for a database on a server."""
+    """Return the file of a SQLite database; None for a database on a server."""
     backend = open_backend(url)
     path = backend.url.database if backend.url.get_backend_name() == "sqlite" else None
     return None if path is None else Path(path)
 
 
 def asked_patience(url: URL, name: str, default: float) -> float:
-    """The seconds that a URL's query gives under a name. Raises `StoreError` if they are none."""
+    """Return the seconds that a URL's query sets under a name, or `default`.
+
+    Raises `StoreError` unless the value is a positive finite number.
+    """
     given = str(url.query.get(name, default))
     try:
         seconds = float(given)
@@ -122,13 +126,14 @@ def asked_patience(url: URL, name: str, default: float) -> float:
 
 
 def insert_into(conn: Connection) -> Callable[[Table], Any]:
-    """The `insert` of a connection's database, which has `on_conflict_do_nothing` and
-    `on_conflict_do_update`.
+    """Return the `insert` of the connection's database.
+
+    It has `on_conflict_do_nothing` and `on_conflict_do_update`.
     """
     return insert_for(conn.dialect.name)
 
 
 def insert_for(dialect: str) -> Callable[[Table], Any]:
-    """The same, by the name of the database."""
+    """Like `insert_into`, by the name of the database."""
     insert: Callable[[Table], Any] = import_module(f"sqlalchemy.dialects.{dialect}").insert
     return insert

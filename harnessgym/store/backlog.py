@@ -1,9 +1,9 @@
-"""The training groups that a run has submitted and not consumed: which stand, which were given up, which must
-come again.
+"""The training groups that a run has submitted and not consumed.
 
-A group that the trainer gives up keeps its rows; its tokens are excluded with the reason. One that is
-requeued is replaced by another group of the same task, exactly once: the replacement names the ordinal that
-it is in place of, which is unique.
+Some are open or complete, some were given up, and some of those must be submitted again. A group that the
+trainer gives up keeps its rows; its tokens are excluded with the reason. A requeued group is replaced by
+another group of the same task exactly once: the replacement names the ordinal that it replaces, which is
+unique.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,9 +17,9 @@ from harnessgym.store.tables import calls, groups, tasks
 from harnessgym.store.tables import rollouts as rollouts_table
 
 GivenUp = Literal["too_stale", "requeued", "no_signal", "too_few"]
-"""Why a group was given up. requeued: it was too stale, and its task comes again. no_signal: its rewards
-were all equal, and another takes its place in the batch. too_few: of its rollouts too few were graded
-(`GroupSpec.min_members`)."""
+"""Why a group was given up. requeued: it was too stale, and its task is submitted again. no_signal: its
+rewards were all equal, and another group takes its place in the batch. too_few: too few of its rollouts were
+graded (`GroupSpec.min_members`)."""
 _PURPOSE = "train"
 
 
@@ -31,9 +31,9 @@ class BacklogGroup:
     ordinal: int
     complete: bool
     submitted_version: int
-    """None of its tokens is older."""
+    """Lower bound: none of its tokens was sampled from an older version."""
     submitted_versions: Mapping[str, int] = field(default_factory=dict)
-    """The same by policy, where the run has several."""
+    """The same by policy if the run has several policies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class Requeued:
     ordinal: int
     task_key: str
     size: int
-    """Its rollouts."""
+    """Number of its rollouts."""
 
 
 def standing(conn: Connection, run_id: str) -> list[BacklogGroup]:
-    """All groups that are neither consumed nor given up, in order of submission."""
+    """Return all groups that are neither consumed nor given up, in order of submission."""
     state = groups.c.state.in_(("open", "complete"))
     names = ("id", "ordinal", "state", "policy_id", "submitted_version", "submitted_versions")
     query = select(*(groups.c[name] for name in names)).where(_mine(run_id), state).order_by(groups.c.ordinal)
@@ -61,8 +61,9 @@ def standing(conn: Connection, run_id: str) -> list[BacklogGroup]:
 
 
 def give_up(conn: Connection, group_id: str, reason: GivenUp, version: int) -> bool:
-    """Drop a complete group that the step from `version` does not want. False if it is not complete, or in
-    a batch.
+    """Drop a complete group that the step from `version` does not want.
+
+    Returns False if the group is not complete or is already in a batch.
     """
     ours = (groups.c.id == group_id) & (groups.c.state == "complete") & groups.c.batch.is_(None)
     values = {"state": "dropped", "given_up": reason, "given_up_version": version}
@@ -75,8 +76,9 @@ def give_up(conn: Connection, group_id: str, reason: GivenUp, version: int) -> b
 
 
 def oldest_versions(conn: Connection, group_id: str) -> dict[str, int]:
-    """By policy the oldest version known to have sampled tokens of a group. Attempts that failed do not
-    count.
+    """Return the oldest version known to have sampled tokens of a group, by policy.
+
+    Failed attempts do not count.
     """
     own = (rollouts_table.c.group_id == group_id) & rollouts_table.c.status.in_(("running", "finished"))
     asked = func.coalesce(calls.c.policy_id, rollouts_table.c.policy_id)
@@ -92,13 +94,14 @@ def oldest_versions(conn: Connection, group_id: str) -> dict[str, int]:
 
 
 def oldest_version(conn: Connection, group_id: str) -> int | None:
-    """The same of a run with one policy; None before any has."""
+    """Like `oldest_versions`, for a run with one policy; None if no tokens have been sampled."""
     return min(oldest_versions(conn, group_id).values(), default=None)
 
 
 def stop(conn: Connection, group_id: str, reason: GivenUp, version: int) -> bool:
-    """Give up an open group, whose rollouts that have not ended are cancelled. False if it is not open
-    (any more).
+    """Give up an open group and cancel its rollouts that have not ended.
+
+    Returns False if the group is not open.
     """
     rows = select(rollouts_table.c.id, rollouts_table.c.status).where(rollouts_table.c.group_id == group_id)
     state = conn.execute(select(groups.c.state).where(groups.c.id == group_id).with_for_update()).scalar_one()
@@ -109,14 +112,14 @@ def stop(conn: Connection, group_id: str, reason: GivenUp, version: int) -> bool
         rollouts.exclude(conn, member.id, _said(reason))
     left = [member.id for member in members if member.status in ("pending", "running")]
     rollouts.cancel(conn, left, "Its group is too old to be trained.")
-    conn.execute(
-        update(groups).where(groups.c.id == group_id).values(state="complete")
-    )  # whatever is left of it
+    # Cancelling its last rollout may have dropped the group as `too_few`. `give_up` takes complete groups
+    # only, and it must record this reason instead.
+    conn.execute(update(groups).where(groups.c.id == group_id).values(state="complete"))
     return give_up(conn, group_id, reason, version)
 
 
 def given_up(conn: Connection, run_id: str, version: int) -> dict[GivenUp, int]:
-    """How many groups the steps from `version` gave up, by reason."""
+    """Count the groups that the steps from `version` gave up, by reason."""
     query = select(groups.c.given_up, func.count()).where(
         _dropped(run_id), groups.c.given_up_version == version
     )
@@ -124,14 +127,15 @@ def given_up(conn: Connection, run_id: str, version: int) -> dict[GivenUp, int]:
 
 
 def too_few(conn: Connection, run_id: str) -> int:
-    """Groups dropped because too few of their rollouts were graded."""
+    """Count the groups that were dropped because too few of their rollouts were graded."""
     query = select(func.count()).select_from(groups).where(_dropped(run_id), groups.c.given_up == "too_few")
     return int(conn.execute(query).scalar_one())
 
 
 def batch(conn: Connection, run_id: str, step: int) -> list[str]:
-    """The groups that the trainers of a run with several policies take in a step, in their order, as far
-    as that is settled.
+    """Return the groups settled so far for a step's batch, in order.
+
+    All trainers of a run with several policies take this batch.
     """
     query = select(groups.c.id).where(_mine(run_id), groups.c.batch == step).order_by(groups.c.place)
     return list(conn.execute(query).scalars())
@@ -141,13 +145,14 @@ def settle_batch(
     conn: Connection, run_id: str, step: int, known: int, take: Sequence[str],
     leave: Mapping[GivenUp, Sequence[str]] | None = None, refills: int = 0,
 ) -> bool:  # fmt: skip
-    """Put groups into the batch of a step, behind the `known` ones that are in it, and give others up for it,
-    by reason.
+    """Append groups to a step's batch, after the `known` ones already in it, and give others up by reason.
 
-    Every policy's trainer takes the same. A step gives up no more than `refills` groups without a signal,
-    whoever asks. Those that are too old are stopped if they still run. False, and nothing is changed, if
-    another trainer was faster: then ask `batch` again.
+    The trainers of all policies take the same batch. A step gives up at most `refills` groups without a
+    signal, no matter which trainer asks. Groups that are too old are stopped if they are still running.
+    Returns False and changes nothing if another trainer was faster; read `batch` again then.
     """
+    # Trainers of several processes settle the same batch. The lock on the run makes them take turns, and
+    # everything the decision rests on is read again after it is held.
     runs.lock(conn, run_id)
     unwanted = {group_id: reason for reason, group_ids in (leave or {}).items() for group_id in group_ids}
     barren = [group_id for group_id, reason in unwanted.items() if reason == "no_signal"]
@@ -170,7 +175,7 @@ def settle_batch(
 
 
 def free(conn: Connection, run_id: str) -> list[BacklogGroup]:
-    """Those `standing` groups that are in no batch."""
+    """Return the `standing` groups that are in no batch."""
     settled = select(groups.c.id).where(
         _mine(run_id), groups.c.batch.is_not(None), groups.c.state == "complete"
     )
@@ -179,7 +184,7 @@ def free(conn: Connection, run_id: str) -> list[BacklogGroup]:
 
 
 def requeued(conn: Connection, run_id: str, limit: int) -> Sequence[Requeued]:
-    """The oldest groups whose tasks must be submitted again and have not been."""
+    """Return the oldest groups whose tasks must be submitted again and have not been yet."""
     done = select(groups.c.replaces).where(_mine(run_id), groups.c.replaces.is_not(None))
     due = (groups.c.given_up == "requeued") & groups.c.ordinal.not_in(done)
     query = (
@@ -187,20 +192,19 @@ def requeued(conn: Connection, run_id: str, limit: int) -> Sequence[Requeued]:
         .join(tasks, tasks.c.id == groups.c.task_id)
         .where(_dropped(run_id), due)
     )
-    found = [
-        Requeued(*row) for row in conn.execute(query).all()
-    ]  # few; SQLite would walk through all groups for their order
+    # Sorted here because there are few: with ORDER BY, SQLite would scan all groups in order of ordinal.
+    found = [Requeued(*row) for row in conn.execute(query).all()]
     return sorted(found, key=lambda item: item.ordinal)[:limit]
 
 
 def replacements(conn: Connection, run_id: str) -> int:
-    """Groups that were submitted in place of others."""
+    """Count the groups that were submitted to replace others."""
     query = select(func.count()).select_from(groups).where(_mine(run_id), groups.c.replaces.is_not(None))
     return int(conn.execute(query).scalar_one())
 
 
 def _said(reason: GivenUp) -> str:
-    """Why its tokens are excluded."""
+    """Return the reason under which the tokens of such a group are excluded."""
     return "too_stale" if reason == "requeued" else reason
 
 
@@ -209,5 +213,5 @@ def _mine(run_id: str) -> ColumnElement[bool]:
 
 
 def _dropped(run_id: str) -> ColumnElement[bool]:
-    """Whatever is given up is dropped, and an index finds these among all groups of a long run."""
+    """Groups that were given up all have the state `dropped`, which an index finds in a long run."""
     return _mine(run_id) & (groups.c.state == "dropped")

@@ -1,8 +1,8 @@
-"""Bodies of calls: content-addressed texts, and rows that say how a body is made of them.
+"""Bodies of calls: content-addressed texts, and rows that say how each body is assembled from them.
 
-A conversation that is sent again with every turn costs what the turn adds: a row names the earlier body with
-which its own begins, and holds the hashes of the elements behind. What is left of a body (model, tools,
-options) is a text of its own where it is long, so that it is stored once too.
+A harness sends the whole conversation with every turn, but only what the turn adds is stored. A row names the
+earlier body that its own begins with, and holds the hashes of the elements that follow. The remainder of a
+body (model, tools, options) is stored as a text too if it is long, so that it is stored only once.
 """
 
 import time
@@ -18,9 +18,9 @@ from harnessgym.store.tables import bodies, messages, new_id
 
 Direction = Literal["request", "answer"]
 _SHARED = 256
-"""Bytes from which on a remainder is stored as a text: a shorter one is hardly longer than its hash."""
+"""Remainders of at least this many bytes are stored as a text; a shorter one is hardly longer than a hash."""
 _AT_ONCE = 5_000
-"""Texts asked for in one statement; databases limit a statement's parameters."""
+"""Maximum number of texts in one query; databases limit the parameters of a statement."""
 
 
 def add(conn: Connection, call_id: str, direction: Direction, body: SplitBody) -> None:
@@ -30,9 +30,9 @@ def add(conn: Connection, call_id: str, direction: Direction, body: SplitBody) -
     if key is not None:
         texts.append({"hash": key, "body": body.remainder.decode()})
     if texts:
-        texts.sort(
-            key=itemgetter("hash")
-        )  # so that writers of the same ones wait for each other, and never in a circle
+        # Concurrent writers of the same texts wait for each other's rows. A common order of the inserts keeps
+        # two of them from deadlocking.
+        texts.sort(key=itemgetter("hash"))
         _INSERT_MESSAGE.run_many(conn, texts)
     row = {
         "id": call_id if direction == "request" else new_id(),
@@ -49,12 +49,14 @@ def add(conn: Connection, call_id: str, direction: Direction, body: SplitBody) -
 
 
 def of_call(conn: Connection, call_id: str, direction: Direction = "request") -> bytes | None:
-    """A call's body, byte for byte; None if the store has none."""
+    """Return a call's body, byte for byte; None if the store has none."""
     found = select(bodies, literal(0).label("depth")).where(
         bodies.c.call_id == call_id, bodies.c.direction == direction
     )
     chain = found.cte("chain", recursive=True)
     chain = chain.union_all(select(bodies, chain.c.depth + 1).where(bodies.c.id == chain.c.base_id))
+    # From the oldest base to the call itself: each row keeps the leading elements of the body before it and
+    # appends its own. The last row is the call's, and so is the remainder.
     hashes: list[str] = []
     row = None
     for row in conn.execute(select(chain).order_by(chain.c.depth.desc())):
@@ -67,8 +69,9 @@ def of_call(conn: Connection, call_id: str, direction: Direction = "request") ->
 
 
 def _shared(remainder: bytes) -> tuple[bytes, str | None]:
-    """What a row holds of a remainder, and the hash of the text that holds the rest."""
-    if len(remainder) >= _SHARED and b"\0" not in remainder:  # which PostgreSQL has no text for
+    """Return the bytes of a remainder that the row stores, and the hash if the remainder becomes a text."""
+    # A remainder with NUL stays in the row's binary column: PostgreSQL's text type cannot hold it.
+    if len(remainder) >= _SHARED and b"\0" not in remainder:
         try:
             return b"", text_hash(remainder.decode())
         except UnicodeDecodeError:

@@ -1,8 +1,8 @@
-"""Request bodies taken apart so that a conversation sent again with every turn is stored once, and put
-together byte for byte.
+"""Splits request bodies so that a conversation is stored once, and joins them again byte for byte.
 
-What is taken out are the elements of the top-level list that holds the conversation, as the text the client
-wrote. A body that is not such an object, or whose elements are not separated alike, is kept whole.
+A harness sends the whole conversation with every turn. Splitting takes out the elements of the top-level list
+that holds it, as the text that the client wrote. A body is kept whole if it is not such an object, or if its
+elements are not all separated by the same text.
 """
 
 import hashlib
@@ -12,40 +12,41 @@ from dataclasses import dataclass
 from typing import Any
 
 LISTS = ("messages", "input", "contents")
-"""Names of the lists that are taken out."""
+"""Names of the lists whose elements are taken out."""
 _scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
-"""Value at a place in a text and where it ends."""
+"""Parses the JSON value at an index of a text; returns it and the index where it ends."""
 _SPACE = " \t\n\r"
 
 
 @dataclass(frozen=True, slots=True)
 class BaseBody:
-    """A stored request with which another one begins."""
+    """A stored request whose leading elements another request shares."""
 
     call_id: str
     elements: int
-    """How many of its leading elements the other has too."""
+    """How many leading elements are shared."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitBody:
-    """A body taken apart."""
+    """A body that was split."""
 
     parts: tuple[tuple[str, str], ...]
     """(hash, text) of the elements that follow those of `base`, in order."""
     remainder: bytes
-    """One line saying where the elements go, then the body without them."""
+    """One header line that says where the elements go, then the body without them."""
     base: BaseBody | None = None
-    """Where the elements before `parts` are: a turn stores what it adds."""
+    """The stored request that has the elements before `parts`."""
 
 
 def split_body(body: bytes) -> SplitBody:
-    """Take a body apart."""
+    """Split a body."""
     try:
         text = body.decode()
         found = _find_elements(text)
     except (ValueError, StopIteration, IndexError):
         found = None
+    # An empty header line marks a body that is kept whole.
     if found is None:
         return SplitBody((), b"\n" + body)
     start, end, separator, elements = found
@@ -55,12 +56,12 @@ def split_body(body: bytes) -> SplitBody:
 
 
 def text_hash(text: str) -> str:
-    """The key under which a text is stored: blake2b-128 of its UTF-8, in hex."""
+    """Return the key under which a text is stored: blake2b-128 of its UTF-8, in hex."""
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def join_body(texts: Iterable[tuple[str, str]], hashes: Sequence[str], remainder: bytes) -> bytes:
-    """The body that was taken apart, from (hash, text) of its elements in any order."""
+    """Return the original body from the (hash, text) pairs of its elements, which may be in any order."""
     header, _, rest = remainder.partition(b"\n")
     if not header:
         return rest
@@ -72,7 +73,7 @@ def join_body(texts: Iterable[tuple[str, str]], hashes: Sequence[str], remainder
 
 
 def _find_elements(text: str) -> tuple[int, int, str, list[str]] | None:
-    """Start, end, separator and texts of the elements; None if the body is not to be split."""
+    """Return start, end, separator and texts of the elements; None if the body is kept whole."""
     at = _skip(text, 0)
     if text[at] != "{":
         return None

@@ -1,8 +1,9 @@
 """The database's clock: the one clock that all processes of a run share.
 
-Machines' own clocks differ. Whatever one process writes and another compares with the present (when a lease
-ends, when a rollout started, when a worker's row was written) is therefore written and compared in SQL, by
-`now()`; callers give durations. With SQLite it is the machine's clock: all who use the file are on that machine.
+The clocks of machines differ. Times that one process writes and another compares with the present (when a
+lease ends, when a rollout started, when a worker's row was written) are therefore written and compared in
+SQL, with `now()`. Callers pass durations. With SQLite this is the machine's clock: all users of the file are
+on that machine.
 """
 
 from typing import Any
@@ -12,13 +13,12 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 SQLITE_NOW = "unix_now"
-"""A function that every connection to SQLite is given: SQLite's own know milliseconds at best, and two events may
-tie in one.
-"""
+"""Name of a function that every SQLite connection gets. SQLite's own functions resolve milliseconds at best,
+in which two events may tie."""
 
 
 class now(FunctionElement[float]):  # noqa: N801 - it is read as a function, like SQLAlchemy's own
-    """Unix seconds at the beginning of the statement. `now() + 60.0` is an expression too."""
+    """Unix seconds at the start of the statement. `now() + 60.0` is an expression too."""
 
     type = Float()
     name = "now"
@@ -26,7 +26,7 @@ class now(FunctionElement[float]):  # noqa: N801 - it is read as a function, lik
 
 
 def read(conn: Connection) -> float:
-    """The time in Unix seconds, for durations since a time that the store has."""
+    """Return the time in Unix seconds, for computing durations since a stored time."""
     return float(conn.execute(select(now())).scalar_one())
 
 

@@ -1,7 +1,6 @@
-"""Connections beside the writer of a trace store: for transactions that take long, and for what runs outside
-of any.
+"""Connections besides those of a trace store, for long transactions and for work outside transactions.
 
-Nothing is tried again here: who is refused begins anew.
+Nothing is retried here: whoever gets an error starts over.
 """
 
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from harnessgym.store.trace_store import TraceStore
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """Two of them to one database.
+    """Two connections to one database.
 
     ```python
     with connected("sqlite:///traces.db") as database:
@@ -31,9 +30,9 @@ class Connections:
     backend: Backend
     engine: Engine
     reader: Connection = field(init=False)
-    """A transaction of its sees one state of the database."""
+    """Its transactions each see one state of the database."""
     writer: Connection = field(init=False)
-    """A transaction of its takes SQLite's write lock when it begins."""
+    """Its transactions take SQLite's write lock when they begin."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reader", self.engine.connect())
@@ -49,8 +48,9 @@ class Connections:
 
 @contextmanager
 def connected(url: str) -> Iterator[Connections]:
-    """Connections to an existing database. Raises `StoreError` if it is of another schema revision, or
-    refuses.
+    """Open connections to an existing database.
+
+    Raises `StoreError` if the database has another schema revision or returns an error.
     """
     TraceStore.open(url).close()
     backend = open_backend(url)

@@ -6,7 +6,7 @@ from harnessgym.store.tables import calls, groups, rollouts
 
 
 def tokens_sampled(conn: Connection, run_id: str) -> int:
-    """Completion tokens of all calls of a run."""
+    """Count the completion tokens of all calls of a run."""
     query = select(func.coalesce(func.sum(calls.c.completion_len), 0)).join(
         rollouts, rollouts.c.id == calls.c.rollout_id
     )
@@ -14,7 +14,7 @@ def tokens_sampled(conn: Connection, run_id: str) -> int:
 
 
 def finished_rollouts(conn: Connection, run_id: str, purpose: str | None = None) -> int:
-    """Rollouts with a valid or tampered verdict."""
+    """Count the rollouts with a valid or tampered verdict."""
     query = select(func.count()).select_from(rollouts).join(groups, groups.c.id == rollouts.c.group_id)
     wanted = [rollouts.c.run_id == run_id, rollouts.c.status == "finished"]
     if purpose is not None:
@@ -23,7 +23,7 @@ def finished_rollouts(conn: Connection, run_id: str, purpose: str | None = None)
 
 
 def failed_rollouts(conn: Connection, run_id: str, purpose: str) -> dict[str, int]:
-    """How many attempts infrastructure failures ended, by cause."""
+    """Count the attempts that ended with an infrastructure failure, by cause."""
     query = select(rollouts.c.cause, func.count()).join(groups, groups.c.id == rollouts.c.group_id)
     wanted = [rollouts.c.run_id == run_id, groups.c.purpose == purpose, rollouts.c.status == "failed"]
     counted = query.where(*wanted).group_by(rollouts.c.cause).order_by(rollouts.c.cause)
@@ -31,13 +31,13 @@ def failed_rollouts(conn: Connection, run_id: str, purpose: str) -> dict[str, in
 
 
 def slots(conn: Connection, run_id: str, purpose: str) -> int:
-    """How many rollouts of a purpose were asked for, however often each was attempted."""
+    """Count the slots of a purpose's groups. Further attempts at a slot do not count."""
     query = select(func.coalesce(func.sum(groups.c.size), 0))
     return int(conn.execute(query.where(groups.c.run_id == run_id, groups.c.purpose == purpose)).scalar_one())
 
 
 def stop_reasons(conn: Connection, run_id: str) -> dict[str, int]:
-    """How many rollouts ended for which reason."""
+    """Count the ended rollouts by stop reason."""
     query = select(rollouts.c.stop_reason, func.count()).where(rollouts.c.run_id == run_id)
     ended = query.where(rollouts.c.stop_reason.is_not(None)).group_by(rollouts.c.stop_reason)
     return dict(conn.execute(ended).all())

@@ -1,5 +1,6 @@
-"""What rollouts took: tokens of calls, seconds between them, seconds of graders. For simulations like a
-recorded run.
+"""What finished rollouts took: tokens per call, seconds between calls, seconds of grading.
+
+Simulations use these to behave like a recorded run.
 """
 
 from collections.abc import Iterator
@@ -14,20 +15,20 @@ from harnessgym.store.tables import calls, rollouts
 
 @dataclass(frozen=True, slots=True)
 class RolloutDurations:
-    """One finished rollout's work."""
+    """The work of one finished rollout."""
 
     tokens: tuple[int, ...]
-    """Sampled, per call."""
+    """Sampled tokens per call."""
     read: tuple[int, ...]
-    """Prompt tokens that a call has beyond the prompt and completion before it; those of the whole prompt
-    for the first."""
+    """New prompt tokens per call: those beyond the previous prompt and completion. The whole prompt for the
+    first call."""
     between_s: tuple[float, ...]
-    """From a call's answer to the next call."""
+    """Seconds from a call's answer to the next call."""
     grading_s: float
 
 
 def rollout_durations(conn: Connection, run_id: str) -> list[RolloutDurations]:
-    """Of all finished rollouts of a run that called the policy."""
+    """Return the durations of all finished rollouts of a run that called the policy."""
     names = (
         calls.c.rollout_id,
         calls.c.prompt_len,

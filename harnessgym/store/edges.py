@@ -1,6 +1,6 @@
-"""Edges between the events of a rollout: how one led to another.
+"""Edges between the events of a rollout: how one event led to another.
 
-Those between successive calls of one agent are derived by who reads them and never stored.
+Edges between successive calls of one agent are never stored; readers derive them.
 """
 
 import time
@@ -28,7 +28,7 @@ class EdgeRow:
     target_event_id: str
     evidence: str | None = None
     confidence: float | None = None
-    """0 to 1; None: observed, not inferred."""
+    """0 to 1. None: observed, not inferred."""
     id: str = field(default_factory=new_id)
 
 
@@ -36,7 +36,7 @@ _COLUMNS = tuple(EdgeRow.__dataclass_fields__)
 
 
 def add_many(conn: Connection, rows: Sequence[EdgeRow]) -> None:
-    """Write edges. The events at their ends are there."""
+    """Insert edges. The events at both ends must exist."""
     now = time.time()
     _INSERT.run_many(
         conn, [{**{name: getattr(row, name) for name in _COLUMNS}, "created_at": now} for row in rows]
@@ -44,7 +44,7 @@ def add_many(conn: Connection, rows: Sequence[EdgeRow]) -> None:
 
 
 def of_rollout(conn: Connection, rollout_id: str, kind: EdgeKind | None = None) -> list[EdgeRow]:
-    """A rollout's edges in the order they were written, of one kind or all."""
+    """Return a rollout's edges in the order they were written, of one kind or all."""
     columns = [edges.c[name] for name in _COLUMNS]
     query = select(*columns).where(edges.c.rollout_id == rollout_id).order_by(edges.c.created_at, edges.c.id)
     if kind is not None:

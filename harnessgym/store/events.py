@@ -25,15 +25,16 @@ class EventRow:
     """Unix seconds."""
     call_id: str | None = None
     agent_id: str | None = None
-    """Who did it."""
+    """The agent that did it."""
     evidence: str | None = None
     confidence: float | None = None
-    """0 to 1; None: observed, not inferred."""
+    """0 to 1. None: observed, not inferred."""
     id: str = field(default_factory=new_id)
     target_agent_id: str | None = None
-    """To whom."""
+    """The agent that it was done to."""
     source: str = "proxy"
-    """proxy: from what passed there. otlp: from spans. import: from a file. node: what the node saw. sandbox: faults."""
+    """proxy: from traffic that passed the proxy. otlp: from spans. import: from a file. node: observed by the
+    node. sandbox: faults."""
     span_id: str | None = None
 
 
@@ -41,13 +42,14 @@ _COLUMNS = tuple(EventRow.__dataclass_fields__)
 
 
 def add(conn: Connection, event: EventRow) -> None:
-    """Write an event."""
+    """Insert an event."""
     add_many(conn, [event])
 
 
 def add_many(conn: Connection, rows: Sequence[EventRow]) -> None:
-    """Write events. The calls and agents that they name are there. What a spawn says of its agent is
-    written there too.
+    """Insert events. The calls and agents that they name must exist.
+
+    A spawn event also sets the spawned agent's parent and spawn event, unless they are set already.
     """
     now = time.time()
     _INSERT.run_many(
@@ -59,7 +61,7 @@ def add_many(conn: Connection, rows: Sequence[EventRow]) -> None:
 
 
 def of_rollout(conn: Connection, rollout_id: str, kind: str | None = None) -> Sequence[EventRow]:
-    """A rollout's events in order of time, of one kind or all."""
+    """Return a rollout's events in order of time, of one kind or all."""
     columns = [events.c[name] for name in _COLUMNS]
     query = select(*columns).where(events.c.rollout_id == rollout_id).order_by(events.c.t, events.c.id)
     if kind is not None:

@@ -1,5 +1,6 @@
-"""Frozen rollouts: their rows refuse every change, whoever asks, until they are thawed. The triggers of
-`views` see to it.
+"""Frozen rollouts: their rows refuse every change until they are thawed.
+
+Triggers (`views`) enforce this in the database, so that plain SQL is refused too.
 """
 
 from collections.abc import Sequence
@@ -11,15 +12,15 @@ from harnessgym.store import sessions
 from harnessgym.store.tables import groups, rollouts, runs
 
 _SHOWN = 3
-"""Rollouts that an error names."""
+"""How many rollouts an error message names."""
 _UNFINISHED = ("pending", "running")
 
 
 def freeze(conn: Connection, rollout_ids: Sequence[str]) -> int:
-    """Seal the sessions of rollouts and freeze them. Returns how many were not frozen before.
+    """Seal the sessions of rollouts and freeze the rollouts. Returns how many were not frozen before.
 
-    Raises `StoreError`, and freezes none, if the run has yet to write to one of them: if it is not finished,
-    if another of its group is not, so that the group may still be dropped, or if it waits to be trained.
+    Raises `StoreError` and freezes none if the run has yet to write to one of them. That is so if the rollout
+    is not finished, if its group is open (it may still be dropped), or if the group waits to be trained.
     """
     rows = _locked(conn, rollout_ids)
     _refuse([row["id"] for row in rows if row["status"] in _UNFINISHED], "not finished")
@@ -30,6 +31,7 @@ def freeze(conn: Connection, rollout_ids: Sequence[str]) -> int:
     )
     waiting = [row["id"] for row in going_on if row["state"] == "complete" and row["purpose"] == "train"]
     _refuse(waiting, "waiting to be trained")
+    # Sealing writes to the sessions, which the triggers refuse for a frozen rollout. So seal first.
     fresh = [row["id"] for row in rows if not row["frozen"]]
     for rollout_id in fresh:
         for session_id in sessions.of_rollout(conn, rollout_id):
@@ -39,14 +41,18 @@ def freeze(conn: Connection, rollout_ids: Sequence[str]) -> int:
 
 
 def thaw(conn: Connection, rollout_ids: Sequence[str]) -> int:
-    """Let rollouts be changed again. Their sessions stay sealed. Returns how many were frozen."""
+    """Allow changes to rollouts again. Their sessions stay sealed. Returns how many were frozen."""
     found = [row["id"] for row in _locked(conn, rollout_ids) if row["frozen"]]
     _set(conn, found, frozen=False)
     return len(found)
 
 
 def _locked(conn: Connection, rollout_ids: Sequence[str]) -> list[RowMapping]:
-    """What decides about rollouts; nobody changes it until the transaction ends."""
+    """Lock rollouts until the transaction ends. Returns what decides whether they may be frozen.
+
+    Raises `StoreError` if one of them does not exist.
+    """
+    # Ordered by id so that two callers lock the rows in the same order and cannot deadlock.
     own = [rollouts.c.id, rollouts.c.status, rollouts.c.frozen, groups.c.purpose, groups.c.state]
     query = select(*own, runs.c.status.label("run_status")).join(groups, groups.c.id == rollouts.c.group_id)
     query = (

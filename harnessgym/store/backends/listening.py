@@ -1,5 +1,6 @@
-"""PostgreSQL's LISTEN and NOTIFY: triggers (`store/views.py`) tell of the changes that others wait for
-(`store/watch.py`).
+"""Watching for changes with PostgreSQL's LISTEN and NOTIFY.
+
+Triggers (`store/views.py`) notify the channel of the changes that processes wait for (`store/watch.py`).
 """
 
 import asyncio
@@ -15,12 +16,11 @@ from sqlalchemy.exc import DBAPIError
 from harnessgym.store.watch import CHANNEL
 
 _GATHER_S = 0.01
-"""How long after the first change those that come with it are waited for: one look is enough for all of
-them."""
+"""How long to collect further notifications after the first, so that one look at the store covers a burst."""
 
 
 class Listening:
-    """A connection that hears of changes. While the server is away it looks again like everybody else."""
+    """A `StoreWatch` on a connection of its own. While the server is away it falls back to polling."""
 
     def __init__(self, engine: Engine, poll_s: float, longest_s: float) -> None:
         self._engine = engine
@@ -30,7 +30,7 @@ class Listening:
         self._connect()
 
     def wait(self) -> None:
-        """See `Watch`."""
+        """See `StoreWatch`."""
         driver = self._driver
         if driver is None:
             time.sleep(self._poll_s)
@@ -42,7 +42,7 @@ class Listening:
                 self._drain(driver)
 
     async def changed(self) -> None:
-        """See `Watch`."""
+        """See `StoreWatch`."""
         driver = self._driver
         if driver is None:
             await asyncio.sleep(self._poll_s)
@@ -51,11 +51,14 @@ class Listening:
         with self._forgets_lost():
             loop = asyncio.get_running_loop()
             heard = asyncio.Event()
+            # psycopg's `notifies` would block the event loop. So the loop waits until the socket is readable,
+            # and the notifications are read only then.
             socket = driver.fileno()
             loop.add_reader(socket, heard.set)
             try:
                 async with asyncio.timeout(self._longest_s):
                     await heard.wait()
+                # Data stays unread during the pause below: a registered reader would fire in a busy loop.
                 loop.remove_reader(socket)
                 await asyncio.sleep(_GATHER_S)
                 self._drain(driver)
@@ -65,7 +68,7 @@ class Listening:
                 loop.remove_reader(socket)
 
     def close(self) -> None:
-        """See `Watch`."""
+        """See `StoreWatch`."""
         driver = self._driver
         self._driver = None
         if driver is not None:
@@ -78,7 +81,7 @@ class Listening:
         self.close()
 
     def _connect(self) -> None:
-        """A connection made as all are, but none of the pool's any more."""
+        """Open a connection configured like the engine's others, and detach it from the pool."""
         try:
             made = self._engine.raw_connection()
             driver = made.driver_connection
@@ -86,12 +89,13 @@ class Listening:
             assert isinstance(driver, psycopg.Connection)
             self._driver = driver
             driver.execute(f"LISTEN {CHANNEL}")
-        except (DBAPIError, psycopg.Error):  # who waits looks anyway, and hears from that what is wrong
+        except (DBAPIError, psycopg.Error):
+            # Not reported here: whoever waits reads the store next, and that read raises the explained error.
             self.close()
 
     @contextlib.contextmanager
     def _forgets_lost(self) -> Iterator[None]:
-        """A lost connection ends the wait: there may be changes of which nobody told."""
+        """End the wait when the connection is lost: notifications may have been missed."""
         try:
             yield
         except psycopg.Error:

@@ -1,5 +1,6 @@
-"""PostgreSQL, through psycopg 3. A commit is on its disk before it returns; writers of several processes
-work side by side.
+"""PostgreSQL, through psycopg 3.
+
+A commit is on the server's disk before it returns. Writers of several processes work concurrently.
 """
 
 import contextlib
@@ -25,9 +26,9 @@ except ImportError:
     raise StoreError("PostgreSQL needs a driver: `pip install 'harnessgym-rl[postgres]'`.") from None
 
 _RESTART_S = 15.0
-"""How long a server that does not answer is waited for, unless the URL says so."""
+"""How long to wait for a server that does not answer, unless the URL sets it."""
 _SHORTEST_S = 2.0
-"""The driver waits no shorter for a connection."""
+"""The shortest time that the driver waits for a connection."""
 _MIGRATING: Final = 7_450_961
 """Key of the advisory lock that a migration holds."""
 _SETTINGS = "SELECT set_config('lock_timeout', %s, false), set_config('synchronous_commit', %s, false)"
@@ -36,7 +37,7 @@ _AWAY = ("08", "57P01", "57P02", "57P03")
 _UNDONE = ("40001", "40P01")
 """Serialisation failure, deadlock."""
 _PASSING = ("53", "55P03")
-"""SQLSTATEs of a lack of resources, and of a lock that was not had in time."""
+"""SQLSTATEs of insufficient resources, and of a lock that was not acquired in time."""
 _LOCKED = "A row of {name} stayed locked ({said}). End the process that holds it, or try again."
 _STRANGER = "The server does not let this user in at {name} ({said}). Check user and password in the URL."
 _NO_RIGHT = (
@@ -62,13 +63,14 @@ _EXPLANATIONS = {
     "42501": _NO_RIGHT,
     "25006": _NO_RIGHT,
 }
-"""What to say by SQLSTATE."""
+"""Error messages by SQLSTATE."""
 _DRIVERS = ("postgresql", "postgresql+psycopg")
 
 
 class PostgresqlBackend:
-    """See `harnessgym.store.backend.Backend`. `synchronous` changes nothing: what is committed survives
-    power loss too.
+    """See `harnessgym.store.backend.Backend`.
+
+    `synchronous` has no effect: committed data always survives power loss.
     """
 
     errors: tuple[type[Exception], ...] = (DBAPIError, psycopg.Error)
@@ -83,10 +85,10 @@ class PostgresqlBackend:
         self.patience_s = max(_SHORTEST_S, asked_patience(url, "connect_timeout", _RESTART_S))
 
     def make_place(self) -> None:
-        """See `Backend.make_place`: an administrator makes databases."""
+        """See `Backend.make_place`. Does nothing: an administrator creates the database."""
 
     def refuse_absent(self) -> None:
-        """See `Backend.refuse_absent`: the server itself refuses."""
+        """See `Backend.refuse_absent`. Does nothing: the server itself refuses."""
 
     def engine(self) -> Engine:
         """See `Backend.engine`."""
@@ -105,14 +107,19 @@ class PostgresqlBackend:
             driver: psycopg.Connection[Any] = (
                 dbapi.driver_connection if hasattr(dbapi, "driver_connection") else dbapi
             )
-            driver.autocommit = True  # transactions begin below
+            # psycopg must not open transactions of its own: `_begin` opens them, with the isolation level.
+            driver.autocommit = True
             driver.adapters.register_dumper(str, _TextDumper)
+            # A server may be configured with synchronous_commit=off, which can lose commits. Every stricter
+            # setting, such as remote_apply, is kept.
             found = driver.execute("SHOW synchronous_commit").fetchone()
             durable = "on" if found is None or found[0] == "off" else found[0]
             driver.execute(_SETTINGS, (f"{PATIENCE_S:.0f}s", durable))
 
         @event.listens_for(engine, "begin")
         def _begin(conn: Connection) -> None:
+            # Reads see one snapshot. Writes run under READ COMMITTED: after waiting for a row lock they must
+            # see what the other transaction committed, instead of failing to serialise.
             writing = all(conn.get_execution_options().get(name) == value for name, value in WRITING.items())
             conn.exec_driver_sql("BEGIN" if writing else "BEGIN ISOLATION LEVEL REPEATABLE READ")
 
@@ -141,6 +148,8 @@ class PostgresqlBackend:
         cause = _cause(error)
         if not isinstance(cause, psycopg.OperationalError):
             return False
+        # An error of libpq while connecting has no SQLSTATE. It means that the server is away, unless its
+        # text names a refusal that waiting does not cure.
         state = cause.sqlstate
         return state.startswith(_AWAY) if state else not _refused_for_good(str(cause))
 
@@ -166,8 +175,9 @@ class PostgresqlBackend:
         return known.format(name=name, said=said, database=self.url.database)
 
     def vacuum(self, conn: Connection, *, full: bool = False) -> None:
-        """See `Backend.vacuum`. Space is marked as free; `full` rewrites tables, one after another, each
-        locked meanwhile.
+        """See `Backend.vacuum`. Marks space as free for later rows.
+
+        `full` rewrites the tables one after another and locks each meanwhile.
         """
         driver = conn.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)
@@ -183,8 +193,9 @@ class PostgresqlBackend:
 
 
 class _TextDumper(StrDumper):
-    """PostgreSQL's text has no NUL. Nothing that is read back by a program has one either; people see
-    U+FFFD.
+    """Replaces NUL, which PostgreSQL's text type cannot hold, by U+FFFD.
+
+    Only text for people can contain NUL. Whatever a program reads back does not.
     """
 
     def dump(self, obj: str) -> Any:
@@ -198,14 +209,14 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _said(cause: BaseException) -> str:
-    """The server's words on one line."""
+    """Return the server's message on one line."""
     diagnosis = cause.diag if isinstance(cause, psycopg.Error) else None
     parts = (diagnosis.message_primary, diagnosis.message_detail) if diagnosis is not None else ()
     return ": ".join(part for part in parts if part) or " ".join(str(cause).split())
 
 
 def _state_said(text: str) -> str | None:
-    """SQLSTATE of a refused connection: libpq hands on only the words."""
+    """Return the SQLSTATE of a refused connection, derived from its message: libpq passes on nothing else."""
     words = {
         "3D000": ("database", "does not exist"),
         "28P01": ("password",),

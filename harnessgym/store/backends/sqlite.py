@@ -1,5 +1,6 @@
-"""SQLite: a file on a local disk, in WAL mode. Writers take turns: a writing transaction takes the lock
-when it begins.
+"""SQLite: a file on a local disk, in WAL mode.
+
+Writers take turns: a writing transaction takes the write lock when it begins.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from harnessgym.store.schema import WRITING
 from harnessgym.store.watch import Polling, StoreWatch
 
 _PAGE = 16_384
-"""Bytes a page, in databases made here: rows of one or two KB leave an eighth of SQLite's own 4 KB unused."""
+"""Bytes per page of new databases. With SQLite's default of 4 KB, rows of 1-2 KB leave an eighth unused."""
 
 
 class SqliteBackend:
@@ -64,6 +65,7 @@ class SqliteBackend:
 
         @event.listens_for(engine, "connect")
         def _configure(dbapi: sqlite3.Connection, _record: object) -> None:
+            # The driver must not begin transactions by itself: `_begin` does, and chooses when to lock.
             dbapi.isolation_level = None
             for pragma in pragmas:
                 dbapi.execute(f"PRAGMA {pragma}")
@@ -71,6 +73,8 @@ class SqliteBackend:
 
         @event.listens_for(engine, "begin")
         def _begin(conn: Connection) -> None:
+            # A deferred transaction that reads first and writes later fails with SQLITE_BUSY at once if
+            # another process wrote in between; the timeout does not apply. IMMEDIATE waits for the lock.
             writing = all(conn.get_execution_options().get(name) == value for name, value in WRITING.items())
             conn.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
 
@@ -78,10 +82,10 @@ class SqliteBackend:
 
     @contextlib.contextmanager
     def alone(self, conn: Connection) -> Iterator[None]:
-        """See `Backend.alone`. Rebuilding a table that others refer to needs foreign keys off, set outside
-        transactions.
-        """
+        """See `Backend.alone`."""
         conn.execution_options(**WRITING)
+        # A table that others refer to can only be rebuilt with foreign keys off. SQLite ignores the pragma
+        # inside a transaction, so it is set before the transaction begins and reset after it ended.
         _driver(conn).execute("PRAGMA foreign_keys=OFF")
         try:
             yield
@@ -90,10 +94,10 @@ class SqliteBackend:
             _driver(conn).execute("PRAGMA foreign_keys=ON")
 
     def in_transaction(self, conn: Connection) -> bool:
-        """See `Backend.in_transaction`: SQLite rolls back by itself, e.g. when the disk is full."""
+        """See `Backend.in_transaction`. SQLite rolls back by itself, e.g. when the disk is full."""
         return _driver(conn).in_transaction
 
-    def away(self, error: BaseException) -> bool:  # noqa: ARG002 a file is there or it is not
+    def away(self, error: BaseException) -> bool:  # noqa: ARG002 there is no server to wait for
         """See `Backend.away`."""
         return False
 
@@ -110,16 +114,25 @@ class SqliteBackend:
         cause = getattr(error, "orig", error)
         match _code(error):
             case ["SQLITE", "FULL"]:
-                return f"The disk that holds {self._name} is full ({cause}). Free space and go on: what was committed is safe."
+                return (
+                    f"The disk that holds {self._name} is full ({cause}). "
+                    "Free space and go on: what was committed is safe."
+                )
             case ["SQLITE", "READONLY" | "CANTOPEN" | "PERM"]:
                 return (
                     f"The trace database {self._name} cannot be opened for writing ({cause}). "
                     "Check the folder and its permissions."
                 )
             case ["SQLITE", "BUSY" | "LOCKED"]:
-                return f"The trace database {self._name} stayed locked for {self.patience_s:g} s. End the process that holds it."
+                return (
+                    f"The trace database {self._name} stayed locked for {self.patience_s:g} s. "
+                    "End the process that holds it."
+                )
             case ["SQLITE", "CORRUPT" | "NOTADB"]:
-                return f"{self._name} is damaged or no trace database ({cause}). Restore it from a copy, or give another file."
+                return (
+                    f"{self._name} is damaged or no trace database ({cause}). "
+                    "Restore it from a copy, or give another file."
+                )
             case _:
                 return f"The trace database {self._name} refused: {cause}"
 
@@ -134,6 +147,8 @@ class SqliteBackend:
                     f"Others write to {self._name}: nothing was changed. End them and try again."
                 ) from error
             raise
+        # VACUUM wrote the new pages to the WAL: the file shrinks when they are copied back, and readers of
+        # an older snapshot prevent that.
         (in_the_way, *_) = driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if in_the_way:
             raise StoreError(
@@ -147,7 +162,7 @@ class SqliteBackend:
         pages, each = (driver.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
         return int(pages * each)
 
-    def watch(self, engine: Engine, poll_s: float, longest_s: float) -> StoreWatch:  # noqa: ARG002 a file tells nobody
+    def watch(self, engine: Engine, poll_s: float, longest_s: float) -> StoreWatch:  # noqa: ARG002 a file cannot notify
         """See `TraceStore.watch`."""
         return Polling(poll_s)
 
@@ -157,7 +172,7 @@ class SqliteBackend:
 
 
 def _code(error: BaseException) -> list[str]:
-    """Primary result code of SQLite, in its two words."""
+    """Return SQLite's primary result code as its two words, e.g. `["SQLITE", "BUSY"]`."""
     return str(getattr(getattr(error, "orig", error), "sqlite_errorname", "")).split("_")[:2]
 
 
