@@ -1,7 +1,7 @@
 """The ledger: which rollout was trained in which step, into which version.
 
 `commit_step` is the one transaction that makes a training step count. It is idempotent: a trainer that dies
-around it replays it from its checkpoint.
+before or after it replays the step from its checkpoint.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ _made = (policy_versions.c.policy_id == trained.c.policy_id) & (
 
 @dataclass(frozen=True, slots=True)
 class TrainedRollout:
-    """One rollout's share in a step."""
+    """One rollout's part in a step."""
 
     rollout_id: str
     tokens: int
     max_staleness: int
     advantages: tuple[AdvantageRange, ...] = ()
-    """Of each of the tokens."""
+    """Of every trained token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ExcludedTokens:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """Everything the store learns from one step."""
+    """Everything that one step writes to the store."""
 
     version: PolicyVersion
     group_ids: tuple[str, ...]
@@ -61,16 +61,17 @@ class TrainedGroup:
     id: str
     ordinal: int
     version: int
-    """What it was trained into."""
+    """The policy version that it was trained into."""
     max_staleness: int
 
 
 def commit_step(conn: Connection, policy_id: str, record: StepRecord) -> None:
-    """Publish the version, write the ledger, mark the groups consumed that every policy of the run has
-    trained on.
+    """Publish the version, write the ledger, and mark groups consumed once all policies trained on them.
 
-    Doing it again changes nothing.
+    Calling it again changes nothing.
     """
+    # The version's row is written in the same transaction as all below, so it proves that the step was
+    # committed. A trainer that died after the commit replays the step and ends here.
     if policies.get(conn, policy_id, record.version.version) is not None:
         return
     others = _others(conn, policy_id)
@@ -98,8 +99,9 @@ def commit_step(conn: Connection, policy_id: str, record: StepRecord) -> None:
 
 
 def calls_of_step(conn: Connection, policy_id: str, step: int) -> dict[str, int]:
-    """Calls in the rollouts that a policy's step was about, side calls left out, by the policy that was
-    asked.
+    """Count the calls in the rollouts of a policy's step, by the policy that was called.
+
+    Side calls do not count.
     """
     asked = func.coalesce(calls.c.policy_id, rollouts_table.c.policy_id)
     query = (
@@ -112,23 +114,26 @@ def calls_of_step(conn: Connection, policy_id: str, step: int) -> dict[str, int]
 
 
 def rollouts_of_step(conn: Connection, policy_id: str, step: int, limit: int) -> list[str]:
-    """Some of the rollouts that a policy's step was about."""
+    """Return up to `limit` of the rollouts that a policy's step trained on."""
     return list(conn.execute(_of_step(policy_id, step).order_by(trained.c.rollout_id).limit(limit)).scalars())
 
 
 def policy_calls(conn: Connection, rollout_id: str) -> list[str]:
-    """A rollout's calls that a policy answers as itself: side calls are left out."""
+    """Return the ids of a rollout's calls in order, without side calls."""
     query = select(calls.c.id).where(calls.c.rollout_id == rollout_id, calls.c.kind != "side")
     return list(conn.execute(query.order_by(calls.c.ordinal)).scalars())
 
 
 def abandon_after(conn: Connection, policy_id: str, version: int) -> int:
-    """Go on from an earlier version: orphan the later ones, and give back the groups only they consumed.
-    Returns how many.
+    """Continue from an earlier version: orphan the later ones and release the groups only they consumed.
+
+    Returns how many versions were orphaned.
     """
     _others(conn, policy_id)
     given_up = policies.orphan_after(conn, policy_id, version)
     if given_up:
+        # A group that a surviving version was trained on too stays consumed. Releasing it would train it
+        # twice on the surviving chain.
         members = select(rollouts_table.c.group_id).join(trained, trained.c.rollout_id == rollouts_table.c.id)
         later = members.where(trained.c.policy_id == policy_id, trained.c.version > version)
         kept = members.join(policy_versions, _made).where(
@@ -140,7 +145,7 @@ def abandon_after(conn: Connection, policy_id: str, version: int) -> int:
 
 
 def trained_into(conn: Connection, policy_id: str, versions: Sequence[int]) -> list[TrainedGroup]:
-    """The groups that were trained into some versions, once for each, in order."""
+    """Return the groups that were trained into some versions, once per version, in order."""
     columns = (groups.c.id, groups.c.ordinal, trained.c.version)
     query = (
         select(*columns, func.max(trained.c.max_staleness))
@@ -154,9 +159,7 @@ def trained_into(conn: Connection, policy_id: str, versions: Sequence[int]) -> l
 
 
 def _others(conn: Connection, policy_id: str) -> set[str]:
-    """The run's other policies. If there are any, the run is locked: two that commit at one time must see
-    each other.
-    """
+    """Return the run's other policies, and lock the run if there are any."""
     run_id = conn.execute(
         select(policies_table.c.run_id).where(policies_table.c.id == policy_id)
     ).scalar_one()
@@ -164,13 +167,15 @@ def _others(conn: Connection, policy_id: str) -> set[str]:
         policies_table.c.run_id == run_id, policies_table.c.id != policy_id
     )
     others = set(conn.execute(of_run).scalars())
+    # Two policies that commit at once would each see the other's step missing, and neither would mark the
+    # group consumed. The lock makes the second see the first's ledger.
     if others:
         runs.lock(conn, run_id)
     return others
 
 
 def _awaited(conn: Connection, others: set[str], group_id: str) -> bool:
-    """Whether one of some policies has not trained on a group, or only in steps that are given up."""
+    """Return whether one of the other policies has yet to train on a group. Orphaned steps do not count."""
     if not others:
         return False
     same = (policy_versions.c.policy_id == trained.c.policy_id) & (
@@ -187,14 +192,14 @@ def _awaited(conn: Connection, others: set[str], group_id: str) -> bool:
 
 
 def exclude_tokens(conn: Connection, items: Sequence[ExcludedTokens]) -> None:
-    """Record why tokens are not trained; what is recorded already keeps its first reason."""
+    """Record why tokens are not trained. Tokens that are excluded already keep their first reason."""
     for item in items:
         values = {name: getattr(item, name) for name in ExcludedTokens.__dataclass_fields__}
         conn.execute(insert_into(conn)(exclusions).values(id=new_id(), **values).on_conflict_do_nothing())
 
 
 def steps(conn: Connection, policy_id: str) -> list[int]:
-    """Steps that are in the ledger, in order."""
+    """Return the steps that are in the ledger, in order."""
     query = select(trained.c.step).where(trained.c.policy_id == policy_id).distinct().order_by(trained.c.step)
     return list(conn.execute(query).scalars())
 

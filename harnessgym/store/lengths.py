@@ -1,5 +1,6 @@
-"""How many tokens rollouts sampled that have ended, by training group: what is trained may be shorter than
-what was drawn.
+"""How many tokens the finished rollouts of each training group sampled.
+
+Long rollouts end late, so the groups that are trained first may be shorter than those that were submitted.
 """
 
 from dataclasses import dataclass
@@ -11,18 +12,18 @@ from harnessgym.store.tables import calls, groups, rollouts
 
 @dataclass(frozen=True, slots=True)
 class GroupLength:
-    """The rollouts of a group that have been graded."""
+    """The graded rollouts of a group and their tokens."""
 
     id: str
     ordinal: int
     state: str
     rollouts: int
     tokens: int
-    """Sampled by all of them."""
+    """Sampled by all these rollouts."""
 
 
 def lengths(conn: Connection, run_id: str, first: int) -> list[GroupLength]:
-    """Training groups from an ordinal on, in order of submission."""
+    """Return the training groups from the ordinal `first` on, in order of submission."""
     sampled = (
         select(
             rollouts.c.group_id,

@@ -1,4 +1,4 @@
-"""Rollouts as people look at them."""
+"""Lists of rollouts for people, with filters."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from harnessgym.store.tables import calls, groups, rewards, rollouts, tasks
 
 @dataclass(frozen=True, slots=True)
 class ListedRollout:
-    """One attempt, with what it came to."""
+    """One attempt and its result."""
 
     id: str
     purpose: str
@@ -23,12 +23,12 @@ class ListedRollout:
     reward: float | None
     calls: int
     tokens: int
-    """Sampled in all its calls."""
+    """Sampled tokens of all its calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutFilter:
-    """Which rollouts to list: those that meet every condition given."""
+    """Which rollouts to list: those that meet every condition that is set."""
 
     run_id: str | None = None
     purpose: str | None = None
@@ -41,7 +41,7 @@ class RolloutFilter:
     min_reward: float | None = None
     max_reward: float | None = None
     since: float | None = None
-    """Made at this time (Unix seconds) or later."""
+    """Created at this time (Unix seconds) or later."""
     frozen: bool | None = None
 
 
@@ -51,13 +51,13 @@ _TRAINED_ON = (
     & (rewards.c.target == rollouts.c.id)
     & (rewards.c.channel == "reward")
 )
-"""The reward that conditions are about."""
+"""Joins the reward that the filter's conditions apply to."""
 
 
 def newest_rollouts(
     conn: Connection, limit: int, wanted: RolloutFilter = RolloutFilter()
 ) -> list[ListedRollout]:
-    """The newest rollouts of those wanted, newest first; all of them if `limit` is negative."""
+    """Return the newest rollouts that match, newest first; all of them if `limit` is negative."""
     own = [rollouts.c[name] for name in ("slot", "attempt", "harness", "status", "stop_reason", "verdict")]
     newest = (
         select(
@@ -70,6 +70,8 @@ def newest_rollouts(
         .limit(limit if limit >= 0 else None)
         .subquery()
     )
+    # Calls are counted only for the rollouts that the limit left: joining them first would aggregate the
+    # calls of every rollout that matches.
     of_it = calls.c.rollout_id == newest.c.id
     made = [
         select(func.count()).select_from(calls).where(of_it).scalar_subquery(),
@@ -81,7 +83,7 @@ def newest_rollouts(
 
 
 def wanted_ids(wanted: RolloutFilter) -> Select[tuple[str]]:
-    """A query of the ids of those wanted."""
+    """Return a query of the ids of the rollouts that match."""
     joined = (
         select(rollouts.c.id).join(groups, groups.c.id == rollouts.c.group_id).outerjoin(rewards, _TRAINED_ON)
     )
@@ -113,6 +115,6 @@ def _conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
 
 
 def rollouts_beginning(conn: Connection, prefix: str) -> list[str]:
-    """Up to two ids that begin like this: exactly one means it is unambiguous."""
+    """Return up to two ids with this prefix. Exactly one means that the prefix is unambiguous."""
     query = select(rollouts.c.id).where(rollouts.c.id.startswith(prefix, autoescape=True)).limit(2)
     return list(conn.execute(query).scalars())

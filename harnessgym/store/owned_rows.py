@@ -1,5 +1,6 @@
-"""Which rows belong to rollouts, in the order in which they refer to each other: to rows before them, or
-of their table.
+"""Which rows belong to rollouts, and in which order their tables refer to each other.
+
+Rows refer only to tables that come earlier in `OWNED`, or to rows of their own table.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,24 +24,24 @@ from harnessgym.store.tables import (
 )
 
 Rollouts = Sequence[str] | Select[tuple[str]]
-"""Their ids, or a query of them."""
+"""Ids of rollouts, or a query of ids."""
 OWNED: tuple[Table, ...] = (
     sessions, agents, segments, calls, bodies, events, edges, rewards, exclusions, trained, advantages
 )  # fmt: skip
-"""All but the rollouts themselves, and the texts that bodies share."""
+"""All tables with rows of rollouts, except `rollouts` itself and the texts that bodies share."""
 PARENTS = {
     "agents": "parent_agent_id",
     "segments": "parent_id",
     "calls": "parent_call_id",
     "bodies": "base_id",
 }
-"""Columns by which a row names another one of its table."""
+"""Columns that refer to another row of the same table."""
 _CALLS = 2_000
-"""Calls of the rollouts that are dealt with at once, as far as one of them has not more."""
+"""Maximum number of calls in a portion of rollouts. One rollout with more calls is a portion by itself."""
 
 
 def owned(table: Table, ids: Rollouts) -> ColumnElement[bool]:
-    """Whether a row of one of these tables belongs to one of the rollouts."""
+    """Return the condition that a row of one of these tables belongs to one of the rollouts."""
     if table is segments:
         return segments.c.session_id.in_(select(sessions.c.id).where(sessions.c.rollout_id.in_(ids)))
     if table is bodies:
@@ -51,7 +52,7 @@ def owned(table: Table, ids: Rollouts) -> ColumnElement[bool]:
 
 
 def in_portions(conn: Connection, ids: Select[tuple[str]]) -> list[list[str]]:
-    """The rollouts of a query, oldest first, in portions that fit into memory and into one transaction."""
+    """Return the rollouts of a query, oldest first, in portions that fit into memory and one transaction."""
     made = (
         select(func.count()).select_from(calls).where(calls.c.rollout_id == rollouts.c.id).scalar_subquery()
     )
@@ -72,7 +73,9 @@ def in_portions(conn: Connection, ids: Select[tuple[str]]) -> list[list[str]]:
 
 
 def parents_first(rows: Sequence[Mapping[str, Any]], parent: str) -> Iterator[Mapping[str, Any]]:
-    """The same rows, each behind the one that it names in `parent`, where that is among them."""
+    """Yield the rows so that each comes after the one that its column `parent` names, if that is among them."""
+    # Walk up from each row to the first ancestor that was yielded already or is not here, then yield the path
+    # from the top. A loop, not recursion: a chain may be thousands of rows long.
     waiting = {row["id"]: row for row in rows}
     for row in rows:
         path = []

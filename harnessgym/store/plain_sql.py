@@ -1,8 +1,8 @@
-"""Plain SQL that people write: one statement, which reads. Whatever it says, nothing in the database changes.
+"""Runs one reading SQL statement that a person wrote. It cannot change the database, whatever it says.
 
-A SQLite file is opened read-only and asked through an authorizer that knows no writing; PostgreSQL is asked
-in a transaction that is read-only, by a protocol that takes one statement, for no more rows than are wanted.
-Any schema revision may be asked.
+A SQLite file is opened read-only, with an authorizer that allows only reads. PostgreSQL runs the statement in
+a read-only transaction, with a protocol that accepts only one statement, and sends no more rows than are
+wanted. The database may have any schema revision.
 """
 
 import re
@@ -32,20 +32,20 @@ _READS = frozenset(
 )
 _READING = frozenset({"EXPLAIN", "SELECT", "SHOW", "TABLE", "VALUES", "WITH"})
 _LEAD = re.compile(r"(?:\s|\(|--[^\n]*(?:\n|$)|/\*.*?\*/)*([A-Za-z]+)", re.DOTALL)
-"""What may stand before a statement's first word, and that word."""
+"""Matches what may precede a statement's first word (spaces, brackets, comments), and that word."""
 _STEPS = 1_000_000
-"""Instructions of SQLite between two looks at whether somebody wants to stop it."""
+"""SQLite instructions between two calls of the progress handler, in which Python can handle Ctrl-C."""
 _HIDDEN = ("alembic_version",)
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What a query gave."""
+    """The result of a query."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
     more: bool
-    """Whether there are more rows than were asked for."""
+    """Whether there are more rows than `limit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,13 @@ class Relation:
     kind: str
     """table or view."""
     columns: tuple[tuple[str, str], ...]
-    """Name and type of each."""
+    """Name and type of each column."""
 
 
 def ask(url: str, query: str, limit: int) -> Answered:
-    """The first rows of a query. Raises `StoreError` for one that would write, is not one statement, or
-    fails.
+    """Return the first rows of a query.
+
+    Raises `StoreError` if the query would write, is not exactly one statement, or fails.
     """
     backend = open_backend(url)
     backend.refuse_absent()
@@ -71,7 +72,7 @@ def ask(url: str, query: str, limit: int) -> Answered:
 
 
 def relations(conn: Connection) -> list[Relation]:
-    """Tables, then views, by name."""
+    """Return tables, then views, each by name."""
     found = inspect(conn)
     named = [(name, "table") for name in sorted(found.get_table_names())] + [
         (name, "view") for name in sorted(found.get_view_names())
@@ -88,6 +89,7 @@ def relations(conn: Connection) -> list[Relation]:
 def _ask_sqlite(backend: Backend, query: str, limit: int) -> Answered:
     path = Path(backend.url.database or "").absolute()
     with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as driver:
+        # mode=ro protects this file only; the authorizer also refuses ATTACH, which could write elsewhere.
         driver.set_authorizer(_authorize)
         driver.set_progress_handler(lambda: 0, _STEPS)
         return _first(driver.execute(query), limit)
@@ -106,13 +108,14 @@ def _ask_postgresql(backend: Backend, query: str, limit: int) -> Answered:
 
 
 def _streamed(driver: Any, query: str, limit: int) -> Answered:
-    """The first rows as the server sends them, and then no more of them. Its protocol for this takes one
-    statement.
-    """
+    """Return the first rows of a query, and stop the server from sending more."""
+    # Streaming uses the extended protocol, which refuses more than one statement. With the simple protocol,
+    # `COMMIT; DROP ...` would leave the read-only transaction.
     cursor = driver.cursor()
     with closing(cursor.stream(query)) as sent:
         rows = list(islice(sent, limit + 1))
-    if cursor.description is None:  # which comes with the first row
+    # The description arrives with the first row. If there are no rows, run the query again to get the names.
+    if cursor.description is None:
         cursor.execute(query, prepare=True)
     return Answered(
         tuple(column.name for column in cursor.description), tuple(rows[:limit]), len(rows) > limit
@@ -120,7 +123,7 @@ def _streamed(driver: Any, query: str, limit: int) -> Answered:
 
 
 def _begins_with(query: str) -> str:
-    """The first word of a statement, behind comments and brackets."""
+    """Return the first word of a statement, after comments and brackets."""
     found = _LEAD.match(query)
     return found.group(1).upper() if found else ""
 
@@ -150,7 +153,7 @@ def _authorize(action: int, *_: object) -> int:
 
 @contextmanager
 def _explained(backend: Backend, query: str) -> Iterator[None]:
-    """Turns what the database refuses into a `StoreError` that says what to do."""
+    """Turn errors of the database into a `StoreError` that says what to do."""
     try:
         yield
     except DBAPIError as error:

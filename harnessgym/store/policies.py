@@ -1,5 +1,6 @@
-"""Policies and their versions. A version number is never reused, and only committed ones are ever
-installed.
+"""Policies and their versions.
+
+A version number is never reused. Only committed versions are installed.
 """
 
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class PolicyVersion:
 
 
 def register(conn: Connection, run_id: str, name: str) -> str:
-    """The id of a run's policy, made if new."""
+    """Return the id of a run's policy. Creates it if it is new."""
     runs.lock(conn, run_id)
     found = conn.execute(
         select(policies.c.id).where(policies.c.run_id == run_id, policies.c.name == name)
@@ -41,13 +42,13 @@ def register(conn: Connection, run_id: str, name: str) -> str:
 
 
 def of_run(conn: Connection, run_id: str) -> dict[str, str]:
-    """Ids of a run's policies by name, in order of registration."""
+    """Return the ids of a run's policies by name, in order of registration."""
     query = select(policies.c.name, policies.c.id).where(policies.c.run_id == run_id).order_by(policies.c.id)
     return {row.name: row.id for row in conn.execute(query)}
 
 
 def of_rollout(conn: Connection, rollout_id: str) -> dict[str, str]:
-    """Those of the run that a rollout, or a session's rollout, is of."""
+    """Return the policies of the run that a rollout belongs to. Accepts the id of a session too."""
     named = select(sessions.c.rollout_id).where(sessions.c.id == rollout_id)
     run_id = conn.execute(
         select(rollouts.c.run_id).where((rollouts.c.id == rollout_id) | rollouts.c.id.in_(named))
@@ -56,8 +57,9 @@ def of_rollout(conn: Connection, rollout_id: str) -> dict[str, str]:
 
 
 def publish(conn: Connection, policy_id: str, version: PolicyVersion) -> None:
-    """Record a version. Recording the same one again changes nothing; another under its number is an
-    integrity error.
+    """Record a version. Recording the same version again changes nothing.
+
+    A different version under the same number raises an integrity error.
     """
     values = {name: getattr(version, name) for name in PolicyVersion.__dataclass_fields__}
     if get(conn, policy_id, version.version) != version:
@@ -65,12 +67,12 @@ def publish(conn: Connection, policy_id: str, version: PolicyVersion) -> None:
 
 
 def get(conn: Connection, policy_id: str, version: int) -> PolicyVersion | None:
-    """One version."""
+    """Return one version; None if there is no such version."""
     return next((item for item in versions(conn, policy_id) if item.version == version), None)
 
 
 def latest(conn: Connection, policy_id: str) -> PolicyVersion | None:
-    """The newest version that is committed and not orphaned."""
+    """Return the newest version that is committed and not orphaned; None if there is none."""
     usable = [
         policy_versions.c.policy_id == policy_id,
         policy_versions.c.committed,
@@ -85,7 +87,7 @@ def latest(conn: Connection, policy_id: str) -> PolicyVersion | None:
 
 
 def versions(conn: Connection, policy_id: str) -> list[PolicyVersion]:
-    """All versions in order."""
+    """Return all versions in order."""
     query = (
         select(*_columns())
         .where(policy_versions.c.policy_id == policy_id)
@@ -95,7 +97,7 @@ def versions(conn: Connection, policy_id: str) -> list[PolicyVersion]:
 
 
 def relocate(conn: Connection, policy_id: str, folder: Path) -> None:
-    """Say that a policy's versions are in this folder, under the names that they have."""
+    """Record that a policy's versions are now in this folder, under the same names."""
     for version in versions(conn, policy_id):
         path = str(folder / Path(version.path).name)
         if path != version.path:
@@ -104,14 +106,15 @@ def relocate(conn: Connection, policy_id: str, folder: Path) -> None:
 
 
 def next_version(conn: Connection, policy_id: str) -> int:
-    """A number no version has had."""
+    """Return a number that no version has had."""
+    # Orphaned versions count too: their number must not come to mean other weights.
     query = select(func.max(policy_versions.c.version)).where(policy_versions.c.policy_id == policy_id)
     newest = conn.execute(query).scalar()
     return 0 if newest is None else int(newest) + 1
 
 
 def orphan_after(conn: Connection, policy_id: str, version: int) -> int:
-    """Mark every version above one as orphaned: they are not on the surviving chain. Returns how many."""
+    """Mark every version above `version` as orphaned: off the surviving chain. Returns how many."""
     later = (
         (policy_versions.c.policy_id == policy_id)
         & (policy_versions.c.version > version)

@@ -1,9 +1,8 @@
-"""Statements of the hot path: built and compiled once for each database, run by its driver.
+"""Statements of the hot path: compiled once per database and executed directly by its driver.
 
-A call is several statements, and for each of them SQLAlchemy's execution costs more than the database does.
-The SQL and the conversion of values are still SQLAlchemy's, from the same tables; only the way to the driver
-is short. What the database refuses comes as the driver's own error, which the trace store explains like any
-other.
+Recording a call takes several statements, and SQLAlchemy's execution of each costs more than the database's.
+SQLAlchemy still builds the SQL and converts the values, from the same tables; only its execution is skipped.
+Errors of the database arrive as the driver's own exceptions, which the trace store explains like any other.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -31,23 +30,25 @@ class Prepared:
     def __init__(
         self, statement: UpdateBase | Callable[[Insert], UpdateBase], columns: Iterable[str] = ()
     ) -> None:
-        """`columns` are those that an insert gives; an update names its own.
+        """`columns` are the columns of an insert; an update names its own.
 
-        A function makes the statement from the database's own `insert`, which knows `on_conflict_do_nothing`.
+        `statement` may be a function that builds it from the database's own `insert`, which has
+        `on_conflict_do_nothing`.
         """
         self._statement = statement
         self._columns = list(columns)
         self._compiled: dict[str, _Compiled] = {}
 
     def run(self, conn: Connection, values: Mapping[str, Any]) -> int:
-        """Execute it once, inside the connection's transaction. Returns how many rows it wrote."""
+        """Execute the statement once, in the connection's transaction. Returns how many rows it wrote."""
         compiled = self._for(conn)
         return int(_driver(conn).execute(compiled.sql, compiled.row(values)).rowcount)
 
     def run_many(self, conn: Connection, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Execute it for every row."""
+        """Execute the statement for every row."""
         compiled = self._for(conn)
         made = [compiled.row(values) for values in rows]
+        # One row is the usual case, and `execute` is cheaper for it than a cursor and `executemany`.
         if len(made) == 1:
             _driver(conn).execute(compiled.sql, made[0])
         else:
@@ -64,7 +65,7 @@ class Prepared:
 
 
 class _Compiled:
-    """A statement as one driver takes it."""
+    """A statement compiled for one driver."""
 
     def __init__(self, statement: UpdateBase, dialect: Dialect, columns: list[str]) -> None:
         compiled: Any = statement.compile(dialect=dialect, column_keys=columns or None)
@@ -74,7 +75,7 @@ class _Compiled:
         self._values = [(name, _converter(binds[name].type, dialect), binds[name].value) for name in names]
 
     def row(self, values: Mapping[str, Any]) -> list[Any]:
-        """Its parameters in order."""
+        """Return the statement's parameters in order."""
         row = []
         for name, convert, default in self._values:
             value = values.get(name, default)
@@ -83,14 +84,14 @@ class _Compiled:
 
 
 def _positional(dialect: Dialect) -> Dialect:
-    """The connection's dialect, with parameters by position, as drivers take them fastest."""
+    """Return the connection's dialect with positional parameters, which drivers handle fastest."""
     name = dialect.name
     kind: Callable[..., Dialect] = URL.create(f"{name}+{dialect.driver}").get_dialect()
     return kind(paramstyle=_POSITIONAL[name])
 
 
 def _converter(kind: Any, dialect: Dialect) -> Callable[[Any], Any] | None:
-    """From a Python value to what the driver takes; None where that is the same."""
+    """Return the conversion from a Python value to the driver's; None if no conversion is needed."""
     return cast("Callable[[Any], Any] | None", kind.dialect_impl(dialect).bind_processor(dialect))
 
 

@@ -1,6 +1,4 @@
-"""Questions in plain SQL: one statement that reads, of the trace database or of a SQLite file that
-somebody else wrote.
-"""
+"""Queries in plain SQL: one reading statement, on the trace database or on a SQLite file from elsewhere."""
 
 import sqlite3
 import time
@@ -14,17 +12,19 @@ from sqlalchemy import Connection, text
 from harnessgym.errors import StoreError
 
 _CHECK_EVERY = 10_000
-"""Steps of SQLite's machine between two looks at the clock."""
+"""Steps of SQLite's virtual machine between two checks of the deadline."""
 Row = dict[str, Any]
 
 
 def ask(conn: Connection, query: str, parameters: Mapping[str, Any]) -> list[Row]:
-    """The rows that one statement gives, by column. What would write is refused. Names in it are written
-    `:name`.
+    """Return the rows of one statement, as dicts by column. Statements that would write are refused.
+
+    The statement names its parameters as `:name`.
     """
     if conn.dialect.name != "sqlite":
         conn.exec_driver_sql("SET TRANSACTION READ ONLY")
         return _ask_postgresql(conn, query, parameters)
+    # The connection belongs to a pool and may serve others later, so the pragma is always reset.
     conn.exec_driver_sql("PRAGMA query_only = ON")
     try:
         return [dict(row) for row in conn.execute(text(query), dict(parameters)).mappings()]
@@ -33,11 +33,14 @@ def ask(conn: Connection, query: str, parameters: Mapping[str, Any]) -> list[Row
 
 
 def ask_file(path: Path, query: str, parameters: Mapping[str, Any], timeout_s: float = 10.0) -> list[Row]:
-    """The same of a SQLite file, which is not trusted and not changed. Raises `StoreError` if it cannot be
-    asked in time.
+    """Like `ask`, on a SQLite file that is neither trusted nor changed.
+
+    Raises `StoreError` if the query fails or does not end within `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     try:
+        # The file may have been written by an agent. Its views and triggers must not call unsafe functions,
+        # and a query on it may never end.
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as file:
             file.execute("PRAGMA trusted_schema = OFF")
             file.set_progress_handler(lambda: time.monotonic() > deadline, _CHECK_EVERY)
@@ -48,9 +51,9 @@ def ask_file(path: Path, query: str, parameters: Mapping[str, Any], timeout_s: f
 
 
 def _ask_postgresql(conn: Connection, query: str, parameters: Mapping[str, Any]) -> list[Row]:
-    """Prepared, because only then the server takes one statement: the second of two could end the
-    read-only transaction.
-    """
+    """Return the rows of one statement in the connection's read-only transaction."""
+    # Prepared, because the server then accepts only one statement. A second one could end the read-only
+    # transaction.
     compiled = text(query).compile(dialect=conn.dialect)
     given = {name: parameters[name] for name in compiled.params if name in parameters}
     driver: Any = conn.connection.driver_connection

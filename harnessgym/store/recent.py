@@ -1,8 +1,7 @@
-"""What happened of late, for whoever looks at a run every second: each read costs what is new, not what the
-store holds.
+"""Recent rows, for tools that poll a run every second: the cost of a read depends only on what is new.
 
-Row ids sort by the time they were made, so "made since" is a range of the primary key. A test holds that none
-of these reads scans a table.
+Row ids sort by creation time, so "created since" is a range of the primary key. A test checks that none of
+these reads scans a table.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,7 +14,7 @@ from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.tables import calls, groups, policies, policy_versions, rollouts, trained
 
 _AT_ONCE = 500
-"""Ids in one question."""
+"""Maximum number of ids in one query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class RecentCall:
     created_at: float
     status: str
     worker: str
-    """Worker that answered; empty while none has."""
+    """Worker that answered; empty until one has."""
     tokens: int
     """Sampled tokens; 0 before it is finished."""
     seconds: float
@@ -47,15 +46,15 @@ class RecentRollout:
     run_id: str
     status: str
     cause: str | None
-    """What went wrong, as it is stored: whoever only counts causes need not know them."""
+    """What went wrong, as the stored string: a newer version's cause is counted too."""
     latencies: dict[str, float]
-    """Seconds by stage, and those waited for it under `wait.STAGE`; empty before it has ended."""
+    """Seconds by stage, and seconds waited for the stage under `wait.STAGE`; empty before it has ended."""
     ended_at: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedTokens:
-    """One rollout's share in a step."""
+    """One rollout's part in a step."""
 
     id: str
     step: int
@@ -65,12 +64,12 @@ class TrainedTokens:
 
 
 def id_at(t: float) -> str:
-    """What ids made at a time (Unix seconds) or later are not below."""
+    """Return the lower bound of all ids created at a time (Unix seconds) or later."""
     return f"{max(0, int(t * 1_000_000)):014x}"
 
 
 def calls_since(conn: Connection, t: float) -> list[RecentCall]:
-    """Calls of all runs begun at a time or later, in order."""
+    """Return the calls of all runs that began at a time (Unix seconds) or later, in order."""
     return [
         _call(row)
         for row in conn.execute(_calls().where(calls.c.id >= id_at(t)).order_by(calls.c.id)).mappings()
@@ -78,7 +77,7 @@ def calls_since(conn: Connection, t: float) -> list[RecentCall]:
 
 
 def calls_of(conn: Connection, ids: Collection[str]) -> list[RecentCall]:
-    """Calls by id."""
+    """Return calls by id."""
     return [
         _call(row)
         for some in _parts(ids)
@@ -87,13 +86,13 @@ def calls_of(conn: Connection, ids: Collection[str]) -> list[RecentCall]:
 
 
 def running(conn: Connection, run_id: str) -> list[str]:
-    """Ids of the rollouts that nodes have claimed and that have not ended."""
+    """Return the ids of the rollouts that nodes have claimed and that have not ended."""
     query = select(rollouts.c.id).where(rollouts.c.run_id == run_id, rollouts.c.status == "running")
     return list(conn.execute(query).scalars())
 
 
 def with_status(conn: Connection, run_id: str, status: str) -> int:
-    """How many rollouts have a status."""
+    """Count the rollouts that have a status."""
     query = (
         select(func.count())
         .select_from(rollouts)
@@ -103,7 +102,8 @@ def with_status(conn: Connection, run_id: str, status: str) -> int:
 
 
 def groups_in(conn: Connection, run_id: str, purpose: str, states: Sequence[str]) -> dict[str, int]:
-    """How many groups of a purpose are in each of some states."""
+    """Count the groups of a purpose in each of some states."""
+    # One query per state: each is a range of the index, while GROUP BY would visit the groups of all states.
     query = (
         select(func.count()).select_from(groups).where(groups.c.run_id == run_id, groups.c.purpose == purpose)
     )
@@ -111,7 +111,7 @@ def groups_in(conn: Connection, run_id: str, purpose: str, states: Sequence[str]
 
 
 def rollouts_of(conn: Connection, ids: Collection[str]) -> list[RecentRollout]:
-    """Rollouts by id."""
+    """Return rollouts by id."""
     columns = [rollouts.c[name] for name in RecentRollout.__dataclass_fields__]
     return [
         RecentRollout(**{**row, "latencies": row["latencies"] or {}})
@@ -121,7 +121,9 @@ def rollouts_of(conn: Connection, ids: Collection[str]) -> list[RecentRollout]:
 
 
 def trained_since(conn: Connection, policy_id: str, after: str) -> list[TrainedTokens]:
-    """Entries of a policy's ledger whose id is above `after`, in order; all of them for the empty id."""
+    """Return the entries of a policy's ledger whose id is above `after`, in order; all for an empty id."""
+    # Filtered by policy in Python: a condition on it could make the database prefer that index over the
+    # primary key's range and read the policy's whole ledger.
     columns = [trained.c[name] for name in TrainedTokens.__dataclass_fields__]
     found = conn.execute(
         select(trained.c.policy_id, *columns).where(trained.c.id > after).order_by(trained.c.id)
@@ -130,7 +132,7 @@ def trained_since(conn: Connection, policy_id: str, after: str) -> list[TrainedT
 
 
 def newest_versions(conn: Connection, policy_id: str, limit: int) -> list[PolicyVersion]:
-    """The newest versions that are committed and not orphaned, oldest first."""
+    """Return the newest versions that are committed and not orphaned, oldest first."""
     columns = [policy_versions.c[name] for name in PolicyVersion.__dataclass_fields__]
     usable = [
         policy_versions.c.policy_id == policy_id,
@@ -142,7 +144,7 @@ def newest_versions(conn: Connection, policy_id: str, limit: int) -> list[Policy
 
 
 def policy_of(conn: Connection, run_id: str, name: str) -> str | None:
-    """The id of a run's policy, None before there is one."""
+    """Return the id of a run's policy; None if there is none yet."""
     return conn.execute(
         select(policies.c.id).where(policies.c.run_id == run_id, policies.c.name == name)
     ).scalar()
