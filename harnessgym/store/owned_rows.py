@@ -73,7 +73,7 @@ def in_portions(conn: Connection, ids: Select[tuple[str]]) -> list[list[str]]:
 
 
 def parents_first(rows: Sequence[Mapping[str, Any]], parent: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows so that each comes after the one that its column `parent` names, if that is among them."""
+    """Yield the rows so that each follows the one that its column `parent` names, if that is among them."""
     # Walk up from each row to the first ancestor that was yielded already or is not here, then yield the path
     # from the top. A loop, not recursion: a chain may be thousands of rows long.
     waiting = {row["id"]: row for row in rows}

@@ -1,4 +1,4 @@
-"""Removal of rollouts with all their rows, or of their bodies alone."""
+"""Removes rollouts with all their rows, or only their bodies."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,26 +12,26 @@ from harnessgym.store.owned_rows import OWNED, Rollouts, owned
 from harnessgym.store.tables import bodies, groups, metadata, rollouts
 
 TABLES: tuple[Table, ...] = (*reversed(OWNED), rollouts)
-"""Rows that refer to others first. A segment is removed behind the calls that are made of it."""
+"""Tables in order of removal: referring rows first, so that calls go before the segments they consist of."""
 _WEIGHTS: dict[str, tuple[str, ...]] = {"segments": ("ids", "logprobs"), "bodies": ("remainder",)}
-"""Columns that hold what a rollout is kept for."""
+"""Columns whose sizes are counted as the bytes removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """How much went."""
+    """How much was removed."""
 
     rows: Counter[str] = field(default_factory=Counter)
     """By table."""
     bytes: int = 0
-    """Of tokens and texts."""
+    """Bytes of tokens and texts."""
 
     def __add__(self, other: Self) -> "Removed":
         return Removed(self.rows + other.rows, self.bytes + other.bytes)
 
 
 def measure(conn: Connection, tables: Sequence[Table], ids: Rollouts) -> Removed:
-    """What rollouts have in some tables."""
+    """Measure the rows of rollouts in some tables."""
     rows = Counter[str]()
     weight = 0
     for table in tables:
@@ -41,7 +41,7 @@ def measure(conn: Connection, tables: Sequence[Table], ids: Rollouts) -> Removed
 
 
 def remove(conn: Connection, ids: Sequence[str]) -> Removed:
-    """Remove rollouts with all their rows, and the groups that they leave empty."""
+    """Remove rollouts with all their rows, and the groups that become empty."""
     removed = measure(conn, TABLES, ids)
     of_groups = list(
         conn.execute(select(rollouts.c.group_id).where(rollouts.c.id.in_(ids)).distinct()).scalars()
@@ -54,7 +54,7 @@ def remove(conn: Connection, ids: Sequence[str]) -> Removed:
 
 
 def remove_bodies(conn: Connection, ids: Sequence[str]) -> Removed:
-    """Remove what was sent and received byte for byte; tokens stay."""
+    """Remove the stored request and answer bodies. Tokens stay."""
     removed = measure(conn, (bodies,), ids)
     conn.execute(delete(bodies).where(owned(bodies, ids)))
     return removed
@@ -62,11 +62,11 @@ def remove_bodies(conn: Connection, ids: Sequence[str]) -> Removed:
 
 @contextmanager
 def made_cheap(conn: Connection) -> Iterator[None]:
-    """Outside transactions: rows to which others might refer are removed without a search through all that
-    might.
+    """Make the database check foreign keys cheaply while rows are removed. Must start outside a transaction.
 
-    SQLite does not search: what refers to a rollout's rows is removed with them. PostgreSQL is given the
-    indexes that only a removal needs, made beside writers, and they go again behind it.
+    Removing a row makes the database look for rows that refer to it. On SQLite the check is turned off:
+    whatever refers to a rollout's rows is removed with them. PostgreSQL gets the indexes that only removal
+    needs; they are built without blocking writers and dropped afterwards.
     """
     driver: Any = conn.connection.driver_connection
     if conn.dialect.name == "sqlite":
@@ -78,6 +78,7 @@ def made_cheap(conn: Connection) -> Iterator[None]:
         return
     wanted = {f"prune_{column.table.name}_{column.name}": column for column in unserved()}
     try:
+        # A concurrent build that is interrupted leaves an invalid index behind, so drop it first.
         for name, column in wanted.items():
             driver.execute(f"DROP INDEX IF EXISTS {name}")
             driver.execute(f"CREATE INDEX CONCURRENTLY {name} ON {column.table.name} ({column.name})")
@@ -88,7 +89,7 @@ def made_cheap(conn: Connection) -> Iterator[None]:
 
 
 def unserved() -> list[ColumnElement[Any]]:
-    """Columns that refer to rows which are removed, and are not the first of an index."""
+    """Return the columns that refer to removable rows and are not the first column of an index."""
     removable = {table.name for table in (*TABLES, groups, metadata.tables["messages"])}
     out = list[ColumnElement[Any]]()
     for table in metadata.sorted_tables:

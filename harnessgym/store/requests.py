@@ -1,5 +1,6 @@
-"""Rollouts that somebody asks for, beside those that a run plans: their task is stored whole, so any node
-can run them.
+"""Rollouts that a client requests, in addition to those that a run plans.
+
+Their task is stored whole, so any node can run them.
 """
 
 import hashlib
@@ -17,22 +18,22 @@ from harnessgym.store.tables import groups, new_id, tasks
 from harnessgym.store.tables import rollouts as rollout_rows
 
 PURPOSE = "request"
-"""Purpose of their groups; a group with a name of its own has `request/NAME`."""
+"""Purpose of requested groups; a named group has the purpose `request/NAME`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """A group that was asked for."""
+    """A group that was requested."""
 
     group_id: str
     rollout_ids: tuple[str, ...]
-    """First attempts, by slot."""
+    """Ids of the first attempts, by slot."""
     new: bool
-    """False if a group of this name was there already."""
+    """False if a group of this name existed already."""
 
 
 def add_task(conn: Connection, task_set: str, key: str, split: str, payload: dict[str, Any]) -> str:
-    """The row id of a task that is stored whole, made if this payload is new."""
+    """Return the row id of a task that is stored whole. Inserts it if the payload is new."""
     digest = hashlib.blake2b(json.dumps(payload, sort_keys=True).encode(), digest_size=16).hexdigest()
     same = (tasks.c.set == task_set) & (tasks.c.key == key) & (tasks.c.payload_hash == digest)
     row = {
@@ -43,15 +44,16 @@ def add_task(conn: Connection, task_set: str, key: str, split: str, payload: dic
         "payload_hash": digest,
         "payload": payload,
     }
+    # Another process may insert the same task at the same time: insert or ignore, then read whichever row won.
     conn.execute(insert_into(conn)(tasks).values(row).on_conflict_do_nothing())
     return str(conn.execute(select(tasks.c.id).where(same)).scalar_one())
 
 
 def submit(conn: Connection, spec: GroupSpec, name: str | None = None) -> Requested:
-    """Add a group behind those that were requested before; `spec.purpose` and `spec.ordinal` do not matter.
+    """Add a group after those requested before. `spec.purpose` and `spec.ordinal` are ignored.
 
-    A group of the same `name` is returned instead of made twice. Raises `StoreError` if that one asks for
-    something else.
+    If a group of the same `name` exists, returns it instead of adding another. Raises `StoreError` if that
+    group has another task, size or sampling.
     """
     runs.lock(conn, spec.run_id)
     purpose = PURPOSE if name is None else f"{PURPOSE}/{name}"

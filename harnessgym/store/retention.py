@@ -1,16 +1,17 @@
-"""Retention: which rollouts may be removed, what they take, and their removal in portions.
+"""Retention: which rollouts may be removed, how much space they take, and their removal in portions.
 
-A rollout is removed with all its rows, or only its bodies are. Never removed are
+Removal takes a rollout with all its rows, or only its bodies. It never takes
 
-- frozen rollouts, and those that are pending or running;
-- rollouts of a run that is not done: it counts its groups when it goes on. `abandoned` gives such runs up,
-  unless one of their rollouts is held by somebody right now;
-- rollouts that a surviving policy version was trained on: without them the ledger would not say what made
-  that version. `trained` removes them together with their rows of the ledger, so that the books still
+- frozen rollouts, and rollouts that are pending or running;
+- rollouts of a run that is not done: the run counts its groups when it resumes. `abandoned` gives up such
+  runs, unless one of their rollouts holds a valid lease;
+- rollouts that a surviving policy version was trained on: without them the ledger would not say what that
+  version was trained on. `trained` removes them together with their ledger rows, so that token counts still
   balance;
-- rollouts with a body that one of another rollout begins with.
+- rollouts with a body that a body of another rollout begins with.
 
-Bodies alone may go from every finished rollout that is not frozen: tokens, ledger and graph do not need them.
+Bodies alone may be removed from every ended rollout that is not frozen: tokens, ledger and graph do not need
+them.
 """
 
 import os
@@ -30,18 +31,18 @@ from harnessgym.store.owned_rows import in_portions
 from harnessgym.store.tables import bodies, calls, policy_versions, rollouts, runs, trained
 
 LEASE = "store:prune"
-"""Who removes rows: one at a time."""
+"""Lease of the process that removes rows: only one may at a time."""
 _LEASE_S = 600.0
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is, and how much there is."""
+"""Called with the kind of item being removed, how many are done, and the total."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What is to go."""
+    """What to remove."""
 
     older_s: float
-    """Only rollouts that ended at least so many seconds ago."""
+    """Only rollouts that ended at least this many seconds ago."""
     wanted: RolloutFilter = field(default_factory=RolloutFilter)
     bodies_only: bool = False
     trained: bool = False
@@ -50,19 +51,19 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What went, or would go."""
+    """What was removed, or would be."""
 
     rollouts: int
     rows: dict[str, int]
-    """By table."""
+    """Number of rows by table."""
     bytes: int
-    """Of tokens and texts."""
+    """Bytes of tokens and texts."""
     kept: dict[str, int] = field(default_factory=dict)
-    """Rollouts that are old enough and meet the conditions, and stayed: how many for which reason."""
+    """How many rollouts were old enough and met the conditions but stayed, by reason."""
 
 
 def may_go(retention: Retention) -> Select[tuple[str]]:
-    """A query of the ids of the rollouts that may be removed."""
+    """Return a query of the ids of the rollouts that may be removed."""
     allowed = wanted_ids(retention.wanted).where(_old(retention))
     allowed = allowed.where(~or_(*(_reasons(retention) | _shared_bases()).values()))
     if retention.bodies_only:
@@ -73,7 +74,7 @@ def may_go(retention: Retention) -> Select[tuple[str]]:
 
 
 def plan(url: str, retention: Retention) -> Pruned:
-    """What `prune` would remove; changes nothing."""
+    """Return what `prune` would remove. Changes nothing."""
     with connected(url) as database, database.reader.begin():
         conn = database.reader
         doomed = may_go(retention)
@@ -85,13 +86,13 @@ def plan(url: str, retention: Retention) -> Pruned:
 
 
 def prune(url: str, retention: Retention, progress: Progress = lambda *_: None) -> Pruned:
-    """Remove what may go. Every portion is a transaction: what is interrupted goes on when it is called
-    again.
-    """
+    """Remove what may be removed. Each portion is one transaction, so an interrupted call can be repeated."""
     with connected(url) as database, ExitStack() as stack:
         holder = f"{platform.node()}:{os.getpid()}"
         _take(database.writer, holder)
         stack.callback(_give_back, database, holder)
+        # Portions are planned on one snapshot and removed later. Each removal checks its rollouts again
+        # under a lock, because one may have been frozen or trained on in between.
         with database.reader.begin():
             kept = _kept(database.reader, retention)
             portions = in_portions(database.reader, may_go(retention))
@@ -106,15 +107,18 @@ def prune(url: str, retention: Retention, progress: Progress = lambda *_: None) 
                 removed += (removal.remove_bodies if retention.bodies_only else removal.remove)(
                     database.writer, ids
                 )
+                # In the same transaction: the lease is extended exactly when the portion is removed.
                 leases.renew(database.writer, LEASE, holder, _LEASE_S)
             gone += len(ids)
+        # Texts go last: only now do the removed bodies no longer use them.
         removed += _sweep(database, holder, progress)
         return Pruned(gone, dict(removed.rows), removed.bytes, kept)
 
 
 def _sweep(database: Connections, holder: str, progress: Progress) -> removal.Removed:
-    """Remove the texts that no body has any more, whoever removed the bodies."""
+    """Remove the texts that no body uses any more, including those that earlier removals left."""
     progress("texts", 0, 1)
+    # The mark is taken before the search: bodies that the search could not see then count as newer.
     with database.reader.begin():
         mark = shared_texts.mark(database.reader)
         hashes = shared_texts.unused(database.reader)
@@ -130,13 +134,13 @@ def _sweep(database: Connections, holder: str, progress: Progress) -> removal.Re
 
 
 def _still(conn: Connection, retention: Retention, portion: list[str]) -> list[str]:
-    """Those of a portion that may still be removed; nobody changes that until the transaction ends."""
+    """Return those of a portion that may still be removed, and lock them until the transaction ends."""
     query = select(rollouts.c.id).where(rollouts.c.id.in_(portion), ~or_(*_reasons(retention).values()))
     return list(conn.execute(query.order_by(rollouts.c.id).with_for_update(of=rollouts)).scalars())
 
 
 def _kept(conn: Connection, retention: Retention) -> dict[str, int]:
-    """How many stay for which reason: the first that holds."""
+    """Count the rollouts that stay by reason. Each counts for the first reason that holds."""
     counts = dict[str, int]()
     earlier = list[ColumnElement[bool]]()
     for name, reason in (_reasons(retention) | _shared_bases()).items():
@@ -151,7 +155,7 @@ def _old(retention: Retention) -> ColumnElement[bool]:
 
 
 def _reasons(retention: Retention) -> dict[str, ColumnElement[bool]]:
-    """Why a rollout stays, by the words for it."""
+    """Return the conditions under which a rollout stays, by their wording in reports."""
     reasons: dict[str, ColumnElement[bool]] = {
         "frozen": rollouts.c.frozen,
         "not finished": rollouts.c.status.in_(("pending", "running")),
@@ -170,7 +174,7 @@ def _reasons(retention: Retention) -> dict[str, ColumnElement[bool]]:
 
 
 def _counted() -> Select[tuple[str]]:
-    """Rollouts that a version was trained on which nothing has orphaned."""
+    """Return a query of the rollouts that a version not orphaned was trained on."""
     version = (policy_versions.c.policy_id == trained.c.policy_id) & (
         policy_versions.c.version == trained.c.version
     )
@@ -178,6 +182,7 @@ def _counted() -> Select[tuple[str]]:
 
 
 def _shared_bases() -> dict[str, ColumnElement[bool]]:
+    """Return the condition that a body of another rollout begins with one of this rollout, by its wording."""
     base = bodies.alias("base")
     later = bodies.alias("later")
     of_base = calls.alias("of_base")

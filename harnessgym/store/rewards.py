@@ -1,6 +1,6 @@
-"""Rewards: numbers given to what a rollout did, each for one unit and under one channel, written once.
+"""Rewards: numbers that judge what a rollout did. Each is for one unit, under one channel, and written once.
 
-A unit is what is judged, and its target names it:
+The unit is the kind of thing that is judged; the target identifies it:
 
     token       `CALL:INDEX`, counted from 0 in the call's completion
     turn        a call
@@ -10,19 +10,20 @@ A unit is what is judged, and its target names it:
     rollout     the rollout
     team        the rollout's group
 
-Channels are named freely. Those that HarnessGym itself knows:
+Channels are named freely. HarnessGym itself knows these:
 
-    reward                             of a rollout: the grader's, success in an evaluation; what is trained
-    on without `total` total                              of a rollout: the weighted sum that is trained on,
-    where a run weighs rewards task.*                             other results of the task
-    orchestration.parallelism_speedup  seconds of spawned agents' work per second until it was read
-    orchestration.split_correctness    whether the parts were the right ones orchestration.aggregation_quality
-    what was made of the results process.*                          how it went about it: contracts kept,
-    judges' opinions cost.*                             what it used: tokens, calls, seconds
+    reward      of a rollout: the grader's; success in an evaluation; trained on if there is no `total`
+    total       of a rollout: the weighted sum that is trained on, if the run weighs rewards
+    task.*      other results of the task
+    process.*   how the rollout proceeded: contracts kept, judges' opinions
+    cost.*      what it used: tokens, calls, seconds
+    orchestration.parallelism_speedup   seconds of spawned agents' work per second until it was read
+    orchestration.split_correctness     whether the task was split into the right parts
+    orchestration.aggregation_quality   how well the results were combined
 
-A reward is never overwritten. A failed rollout has a stop reason and no reward; only what it cost can be said
-of it. A finished rollout without a `reward` (`harnessgym wrap` grades nothing) is in no mean and cannot be
-trained on: a missing reward is not 0.
+A reward is never overwritten. A failed rollout has a stop reason and no reward; only `cost.*` channels may be
+written for it. A finished rollout without a `reward` (`harnessgym wrap` grades nothing) counts in no mean and
+cannot be trained on: a missing reward is not 0.
 """
 
 import math
@@ -37,14 +38,12 @@ from harnessgym.store.tables import agents, calls, events, new_id, rewards, roll
 TOTAL = "total"
 RewardUnit = Literal["token", "turn", "message", "tool_call", "agent", "rollout", "team"]
 _UNREWARDED = ("failed", "cancelled")
-"""Statuses of rollouts that nothing is said about but what they cost."""
+"""Statuses of rollouts for which only `cost.*` channels may be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardRow:
-    """One reward. Raises `StoreError` for a unit that there is not, a nameless channel, or a value that is
-    not finite.
-    """
+    """One reward. Raises `StoreError` for an unknown unit, an empty channel, or a value that is not finite."""
 
     rollout_id: str
     unit: RewardUnit
@@ -52,9 +51,9 @@ class RewardRow:
     channel: str
     value: float
     source: str
-    """Who says so: the grader, or the name of a reward."""
+    """Where it comes from: the grader, or the name of a reward."""
     detail: str | None = None
-    """Why, for people."""
+    """The explanation, for people."""
 
     def __post_init__(self) -> None:
         if self.unit not in get_args(RewardUnit):
@@ -70,7 +69,7 @@ class RewardRow:
 
 
 def add(conn: Connection, reward: RewardRow) -> bool:
-    """Write a reward; False if it was there already.
+    """Write a reward. Returns False if the same reward exists already.
 
     Raises `StoreError` if its target has another value under this channel, if the rollout has no such target,
     or if the rollout failed.
@@ -95,8 +94,9 @@ def add(conn: Connection, reward: RewardRow) -> bool:
 
 
 def required(value: float | None, rollout_id: str, channel: str = "reward") -> float:
-    """The value of a finished rollout's reward, as an outer join gives it. Raises `StoreError` if there is
-    none.
+    """Return the value of a finished rollout's reward, which is None if an outer join matched no reward.
+
+    Raises `StoreError` if it is None.
     """
     if value is None:
         raise StoreError(
@@ -108,7 +108,7 @@ def required(value: float | None, rollout_id: str, channel: str = "reward") -> f
 
 
 def of_rollout(conn: Connection, rollout_id: str) -> list[RewardRow]:
-    """All rewards in a rollout, in the order they were given."""
+    """Return all rewards in a rollout, in the order they were written."""
     columns = [rewards.c[name] for name in RewardRow.__dataclass_fields__]
     query = (
         select(*columns)
@@ -119,7 +119,7 @@ def of_rollout(conn: Connection, rollout_id: str) -> list[RewardRow]:
 
 
 def channels(conn: Connection, run_id: str, unit: RewardUnit) -> tuple[str, ...]:
-    """Under which channels units of this kind have rewards in a run, in order of their names."""
+    """Return the channels under which units of this kind have rewards in a run, sorted."""
     query = select(rewards.c.channel).distinct().join(rollouts, rollouts.c.id == rewards.c.rollout_id)
     query = query.where(rollouts.c.run_id == run_id, rewards.c.unit == unit)
     return tuple(conn.execute(query.order_by(rewards.c.channel)).scalars())
@@ -145,7 +145,7 @@ def check(conn: Connection, reward: RewardRow) -> None:
 
 
 def _exists(conn: Connection, reward: RewardRow, group_id: str) -> bool:
-    """Whether the target is a unit of the rollout."""
+    """Return whether the target is such a unit of the rollout."""
     match reward.unit:
         case "rollout":
             return reward.target == reward.rollout_id
@@ -156,6 +156,7 @@ def _exists(conn: Connection, reward: RewardRow, group_id: str) -> bool:
         case "turn":
             return _row(conn, reward, calls, reward.target) is not None
         case "token":
+            # The index must be written canonically. With `C:7` and `C:07` one token could have two rewards.
             call, _, index = reward.target.rpartition(":")
             length = _row(conn, reward, calls, call, calls.c.completion_len)
             counted = index.isdecimal() and index == str(int(index))
@@ -171,6 +172,6 @@ def _row(
     row_id: str,
     column: Column[str] | Column[int] | None = None,
 ) -> str | int | None:
-    """A column of a row of the rollout, its id if none is named; None if there is no such row."""
+    """Return a column of one of the rollout's rows (by default the id); None if there is no such row."""
     query = select(table.c.id if column is None else column).where(table.c.id == row_id)
     return conn.execute(query.where(table.c.rollout_id == reward.rollout_id)).scalar()

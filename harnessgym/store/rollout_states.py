@@ -1,4 +1,4 @@
-"""Rollouts as those see them who wait for them: what each has come to, and what has changed since."""
+"""States of rollouts for clients that wait for them: how far each one is, and what changed since a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class RolloutState:
     group_id: str
     purpose: str
     ordinal: int
-    """Of the group within its purpose."""
+    """Ordinal of the group within its purpose."""
     slot: int
     attempt: int
     task_set: str
@@ -45,20 +45,20 @@ class RolloutState:
     ended_at: float | None
     calls: int
     tokens: int
-    """Sampled in all its calls; of outside models, as they count them."""
+    """Sampled tokens of all its calls. For outside models, as they report them."""
     rewards: dict[str, float]
-    """Of the rollout, by channel."""
+    """Rewards of the rollout by channel."""
     continued_by: str | None
-    """The newest attempt at the same slot, if it is a later one."""
+    """The newest attempt at the same slot, if that is a later one."""
 
     @property
     def reward(self) -> float | None:
-        """What it is trained on, if it has one."""
+        """The grader's reward; None if there is none."""
         return self.rewards.get("reward")
 
     @property
     def final(self) -> bool:
-        """Whether nothing more comes of its slot."""
+        """Whether no further attempt at its slot follows."""
         return self.status in ("finished", "cancelled") or (
             self.status == "failed" and self.continued_by is None
         )
@@ -83,7 +83,7 @@ _OWN = (
 
 
 def get(conn: Connection, rollout_ids: Sequence[str]) -> list[RolloutState]:
-    """Those of these rollouts that there are, oldest first."""
+    """Return the states of those rollouts that exist, oldest first."""
     return _states(conn, _query().where(rollouts.c.id.in_(rollout_ids)))
 
 
@@ -98,8 +98,9 @@ def listing(
     after: str = "",
     limit: int = 100,
 ) -> list[RolloutState]:
-    """A run's rollouts that meet every condition given, by id, those behind `after`: ids sort by when they
-    were made.
+    """Return a run's rollouts that meet every given condition, in order of id.
+
+    `after` is the id to continue after. Ids sort by creation time.
     """
     wanted = {
         rollouts.c.status: status,
@@ -115,7 +116,7 @@ def listing(
 
 
 def slots(conn: Connection, run_id: str, purpose: str) -> list[RolloutState]:
-    """The newest attempt at every slot of a purpose, in order of group and slot."""
+    """Return the newest attempt at every slot of a purpose, in order of group and slot."""
     query = _query().where(rollouts.c.run_id == run_id, groups.c.purpose == purpose, _CONTINUED.is_(None))
     return sorted(_states(conn, query), key=lambda state: (state.ordinal, state.slot))
 
@@ -123,11 +124,11 @@ def slots(conn: Connection, run_id: str, purpose: str) -> list[RolloutState]:
 def changed(
     conn: Connection, run_id: str, since: float, rollout_ids: Sequence[str] | None = None
 ) -> list[tuple[float, Change, RolloutState]]:
-    """What happened at `since` (Unix seconds) or later, in order of time: to all rollouts of a run, or to
-    some.
+    """Return what happened to rollouts of a run at `since` (Unix seconds) or later, in order of time.
 
-    The state is today's. Times are by the database's clock; a commit that comes late may put a change before one
-    seen already: ask again from a little earlier, and pass over what is known.
+    Each change comes with the rollout's current state. Times are from the database's clock, but a late commit
+    can add a change before one that was returned already. So ask again from slightly earlier and skip known
+    changes.
     """
     times: dict[Change, Any] = {
         "submitted": rollouts.c.created_at,
@@ -151,13 +152,13 @@ def changed(
 
 
 def latest(conn: Connection, rollout_id: str) -> str | None:
-    """The newest attempt at a rollout's slot; None if there is no such rollout."""
+    """Return the newest attempt at a rollout's slot; None if there is no such rollout."""
     found = select(func.coalesce(_CONTINUED, rollouts.c.id)).where(rollouts.c.id == rollout_id)
     return conn.execute(found).scalar()
 
 
 def of_group(conn: Connection, run_id: str, purpose: str) -> list[str]:
-    """First attempts of all slots of a purpose, in order."""
+    """Return the first attempts at all slots of a purpose, in order."""
     query = select(rollouts.c.id).join(groups, groups.c.id == rollouts.c.group_id)
     mine = query.where(rollouts.c.run_id == run_id, groups.c.purpose == purpose, rollouts.c.attempt == 0)
     return list(conn.execute(mine.order_by(groups.c.ordinal, rollouts.c.slot)).scalars())
@@ -197,7 +198,7 @@ def _states(conn: Connection, query: Select[Any]) -> list[RolloutState]:
 
 
 def _known(names: type[Name], stored: str | None, what: str, rollout_id: str) -> Name | None:
-    """A name as the enum has it. Raises `StoreError` for one that this version does not have."""
+    """Convert a stored name to its enum. Raises `StoreError` for a name that this version does not have."""
     if stored is None:
         return None
     try:

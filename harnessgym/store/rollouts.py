@@ -1,11 +1,9 @@
-"""Groups and their rollouts: submitted, claimed under a lease, finished with a verdict, cancelled, or run
-again.
+"""Groups and their rollouts: submitted, claimed under a lease, finished with a verdict, cancelled, or retried.
 
-A rollout row is one attempt at one slot of a group. An attempt that fails for reasons that are not the
-policy's keeps its row (verdict `infrastructure_error`, its tokens excluded) and a new attempt takes the slot.
-A group is complete when every slot has a valid or tampered rollout, or was given up; with fewer than the
-group's `min_members` left it is dropped. A rollout that is cancelled gives its slot up, whatever its node may
-still say of it.
+A rollout row is one attempt at one slot of a group. An attempt that fails for reasons other than the policy
+keeps its row (verdict `infrastructure_error`, tokens excluded), and a new attempt takes the slot. A group is
+complete when every slot has a valid or tampered rollout or was given up. If fewer than `min_members` are left
+it is dropped. A cancelled rollout gives up its slot, whatever its node reports later.
 """
 
 from collections.abc import Sequence
@@ -41,21 +39,21 @@ class GroupSpec:
     ordinal: int
     submitted_version: int
     sampling: dict[str, Any]
-    """Of its sessions; with `turns`, the most model calls of one."""
+    """Sampling of its sessions. `turns` is the maximum number of model calls in one."""
     harnesses: tuple[str, ...]
     sandbox: str
     seeds: tuple[int, ...]
     min_members: int = 2
-    """Graded rollouts below which it is given up; one is always enough for a group of one."""
+    """With fewer graded rollouts the group is dropped. A group of one needs only one."""
     replaces: int | None = None
-    """Ordinal of the group that was given up and this one is in place of."""
+    """Ordinal of the given-up group that this one replaces."""
     submitted_versions: dict[str, int] | None = None
-    """Of the run's further policies, by id, what `submitted_version` is of the first."""
+    """Versions of the run's other policies at submission, by policy id."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutRow:
-    """One claimed rollout, with what its group fixes."""
+    """One claimed rollout and the settings of its group."""
 
     id: str
     group_id: str
@@ -71,7 +69,7 @@ class RolloutRow:
     submitted_version: int
     task_set: str = ""
     task_payload: dict[str, Any] | None = None
-    """The task itself, where it came with a request instead of from a set."""
+    """The task itself, if it came with a request instead of from a task set."""
     submitted_versions: dict[str, int] | None = None
 
 
@@ -83,21 +81,20 @@ class RolloutOutcome:
     stop_reason: StopReason
     verdict: Verdict | None
     rewards: dict[str, float] = field(default_factory=dict)
-    """The grader's, of the rollout, by channel."""
+    """The grader's rewards of the rollout, by channel."""
     source: str = "grader"
     detail: str | None = None
     latencies: dict[str, float] = field(default_factory=dict)
-    """Seconds by stage, and those spent waiting for it under `wait.STAGE`."""
+    """Seconds by stage, and seconds spent waiting for the stage under `wait.STAGE`."""
     scores: tuple[RewardRow, ...] = ()
-    """Rewards besides the grader's, of any unit."""
+    """Rewards other than the grader's, for any unit."""
     cause: Cause | None = None
-    """What went wrong, if something did."""
+    """What went wrong, if anything did."""
     grading: dict[str, Any] | None = None
-    """What the grade rests on, as JSON values."""
+    """The evidence for the grade, as JSON values."""
 
     def __post_init__(self) -> None:
-        # Readers convert what is stored back to these types: a name that does not exist must not get into the
-        # store.
+        # Readers convert the stored strings back to these enums, so an unknown name must never be stored.
         assert isinstance(self.stop_reason, StopReason), self.stop_reason
         assert self.cause is None or isinstance(self.cause, Cause), self.cause
 
@@ -109,10 +106,10 @@ class GroupMember:
     rollout_id: str
     slot: int
     reward: float
-    """What it is trained on."""
+    """The reward that it is trained on."""
     verdict: str
     graded: float | None = None
-    """The grader's reward, where a weighted sum is trained on."""
+    """The grader's reward, if a weighted sum is trained on instead."""
 
     @property
     def success(self) -> float:
@@ -129,7 +126,7 @@ class GroupRow:
     task_id: str
     submitted_version: int
     size: int
-    """Rollouts that were submitted; with fewer members it is reduced."""
+    """Number of submitted rollouts. The group may have fewer members."""
     members: tuple[GroupMember, ...]
 
 
@@ -162,8 +159,9 @@ def submit(conn: Connection, spec: GroupSpec) -> str:
 
 
 def start(conn: Connection, spec: GroupSpec, holder: str, ttl_s: float) -> str:
-    """Add a group of one rollout that runs already, outside any node, at the next free ordinal. Returns
-    the rollout's id.
+    """Add a group of one rollout that is already running outside any node, at the next free ordinal.
+
+    Returns the rollout's id.
     """
     runs.lock(conn, spec.run_id)
     highest = select(func.max(groups.c.ordinal)).where(
@@ -177,13 +175,16 @@ def start(conn: Connection, spec: GroupSpec, holder: str, ttl_s: float) -> str:
 
 
 def claim(conn: Connection, run_id: str, holder: str, ttl_s: float, limit: int) -> list[RolloutRow]:
-    """Lease up to `limit` pending rollouts, oldest group first. Those that another is just claiming are
-    passed over.
+    """Lease up to `limit` pending rollouts, oldest group first.
+
+    Skips rollouts that another node is claiming at the same time.
     """
     due = rollouts.c.not_before.is_(None) | (rollouts.c.not_before <= now())
     wanted = [rollouts.c.run_id == run_id, rollouts.c.status == "pending", due]
     picked = select(rollouts.c.id).join(groups, groups.c.id == rollouts.c.group_id).where(*wanted)
     oldest = picked.order_by(groups.c.created_at, groups.c.ordinal, rollouts.c.slot).limit(limit)
+    # SKIP LOCKED lets nodes claim at the same time: each takes rows that no other transaction holds, instead
+    # of waiting for a row only to see that it is no longer pending. SQLite has one writer at a time anyway.
     ids = list(conn.execute(oldest.with_for_update(of=rollouts, skip_locked=True)).scalars())
     if not ids:
         return []
@@ -208,14 +209,15 @@ def claim(conn: Connection, run_id: str, holder: str, ttl_s: float, limit: int) 
 
 
 def renew(conn: Connection, rollout_ids: Sequence[str], holder: str, ttl_s: float) -> None:
-    """Extend the leases of running rollouts."""
+    """Extend the leases of the running rollouts that `holder` still holds."""
     ours = rollouts.c.id.in_(rollout_ids) & (rollouts.c.holder == holder) & (rollouts.c.status == "running")
     conn.execute(update(rollouts).where(ours).values(lease_expires=now() + ttl_s))
 
 
 def finish(conn: Connection, outcome: RolloutOutcome) -> bool:
-    """Store a verdict and rewards; complete the group if this was its last. False if the rollout is not
-    running any more.
+    """Store a verdict and rewards, and complete the group if this was its last rollout.
+
+    Returns False and stores nothing if the rollout is not running any more.
     """
     row = _end(conn, outcome, "finished")
     if row is None:
@@ -231,11 +233,10 @@ def finish(conn: Connection, outcome: RolloutOutcome) -> bool:
 
 
 def fail(conn: Connection, outcome: RolloutOutcome, max_attempts: int, wait_s: float = 0.0) -> bool:
-    """Store an infrastructure error, exclude its tokens, and run the slot again unless its attempts are used
-    up.
+    """Store an infrastructure error, exclude its tokens, and retry the slot unless its attempts are used up.
 
-    Those that a dead node took along do not count. The next attempt is claimed after `wait_s` at the
-    earliest.
+    Attempts that were lost with a dead node do not count. The next attempt can be claimed after `wait_s`.
+    Returns False and stores nothing if the rollout is not running any more.
     """
     row = _end(conn, outcome, "failed")
     if row is None:
@@ -253,11 +254,11 @@ def fail(conn: Connection, outcome: RolloutOutcome, max_attempts: int, wait_s: f
 
 
 def cancel(conn: Connection, rollout_ids: Sequence[str], detail: str = "It was cancelled.") -> list[str]:
-    """Give up the slots of rollouts that are pending or running. Returns those that were.
+    """Cancel the rollouts that are pending or running, and give up their slots. Returns their ids.
 
-    A pending one ends here. A running one ends here too, as far as the store is concerned; its node sees
-    that, kills what runs and calls `settle`.
+    In the store a running rollout ends here too. Its node notices, kills its processes and calls `settle`.
     """
+    # Sorted so that two callers lock groups in the same order where groups were added one after another.
     done = []
     for rollout_id in sorted(set(rollout_ids)):
         outcome = RolloutOutcome(rollout_id, StopReason.CANCELLED, None, detail=detail, cause=Cause.CANCELLED)
@@ -270,9 +271,9 @@ def cancel(conn: Connection, rollout_ids: Sequence[str], detail: str = "It was c
 
 
 def retire(conn: Connection, run_id: str, purpose: str, name: str) -> int:
-    """Give all groups of a purpose another one, so that it can be measured again. Returns how many.
+    """Rename the purpose of all its groups, so that it can be measured again. Returns how many groups.
 
-    What has not ended of them is cancelled: later it would be sampled from other weights.
+    Rollouts that have not ended are cancelled: later they would be sampled from other weights.
     """
     of_purpose = (groups.c.run_id == run_id) & (groups.c.purpose == purpose)
     unended = rollouts.c.status.in_(("pending", "running"))
@@ -282,16 +283,16 @@ def retire(conn: Connection, run_id: str, purpose: str, name: str) -> int:
 
 
 def settle(conn: Connection, rollout_id: str, latencies: dict[str, float]) -> None:
-    """What the node of a cancelled rollout has to add when nothing of it runs any more. Other rollouts
-    stay as they are.
-    """
+    """Store the latencies of a cancelled rollout after its processes have ended. Ignores other rollouts."""
+    # Calls may have been recorded between the cancellation and the end of the processes: exclude their
+    # tokens too.
     ours = (rollouts.c.id == rollout_id) & (rollouts.c.status == "cancelled")
     if conn.execute(update(rollouts).where(ours).values(latencies=latencies)).rowcount:
         exclude(conn, rollout_id, "cancelled")
 
 
 def not_running(conn: Connection, rollout_ids: Sequence[str], holder: str) -> list[str]:
-    """Those that their node should stop: cancelled, or given to another."""
+    """Return the rollouts that their node should stop: ended or cancelled, or claimed by another holder."""
     query = select(rollouts.c.id).where(rollouts.c.id.in_(rollout_ids))
     return list(
         conn.execute(query.where((rollouts.c.status != "running") | (rollouts.c.holder != holder))).scalars()
@@ -299,16 +300,15 @@ def not_running(conn: Connection, rollout_ids: Sequence[str], holder: str) -> li
 
 
 def lost(conn: Connection, run_id: str) -> list[str]:
-    """Running rollouts whose lease has expired."""
+    """Return the running rollouts whose lease has expired."""
     expired = rollouts.c.lease_expires < now()
     query = select(rollouts.c.id).where(rollouts.c.run_id == run_id, rollouts.c.status == "running", expired)
     return list(conn.execute(query).scalars())
 
 
 def expire(conn: Connection, run_id: str, node: str | None = None) -> None:
-    """End the leases of all rollouts that nodes run, or that the node of this name runs: it is known to be
-    dead.
-    """
+    """End the leases of rollouts whose nodes are known to be dead: all nodes, or the one with this name."""
+    # `harnessgym wrap` holds rollouts outside any node. They may still be running.
     holder = (
         rollouts.c.holder.not_like("wrap-%")
         if node is None
@@ -319,7 +319,7 @@ def expire(conn: Connection, run_id: str, node: str | None = None) -> None:
 
 
 def exclude(conn: Connection, rollout_id: str, reason: str) -> None:
-    """Exclude every sampled token of a rollout that is not excluded yet."""
+    """Exclude every call of a rollout that sampled tokens and has no exclusion yet."""
     done = select(exclusions.c.call_id).where(exclusions.c.rollout_id == rollout_id)
     sampled = [calls.c.rollout_id == rollout_id, calls.c.completion_len > 0, calls.c.id.not_in(done)]
     for call_id, length in conn.execute(select(calls.c.id, calls.c.completion_len).where(*sampled)).all():
@@ -335,10 +335,11 @@ def exclude(conn: Connection, rollout_id: str, reason: str) -> None:
 
 
 def complete_groups(conn: Connection, run_id: str, purpose: str, limit: int) -> list[GroupRow]:
-    """The next groups in order of submission, as far as they are complete without a gap.
+    """Return the next groups in order of submission, up to the first that is not complete.
 
-    Raises `StoreError` if a finished rollout of theirs has no reward.
+    Raises `StoreError` if one of their finished rollouts has no reward.
     """
+    # Stopping at the first open group keeps the order of training independent of how fast rollouts end.
     state = groups.c.state.in_(("open", "complete"))
     query = select(groups).where(groups.c.run_id == run_id, groups.c.purpose == purpose, state)
     out = []
@@ -350,23 +351,26 @@ def complete_groups(conn: Connection, run_id: str, purpose: str, limit: int) -> 
 
 
 def group(conn: Connection, group_id: str) -> GroupRow:
-    """One group, which must be complete. Raises `StoreError` if a finished rollout of it has no reward."""
+    """Return one group, which must be complete.
+
+    Raises `StoreError` if one of its finished rollouts has no reward.
+    """
     return _group(conn, conn.execute(select(groups).where(groups.c.id == group_id)).mappings().one())
 
 
 def set_group_state(conn: Connection, group_id: str, state: GroupState) -> None:
-    """Move a group on."""
+    """Set the state of a group."""
     conn.execute(update(groups).where(groups.c.id == group_id).values(state=state))
 
 
 def group_states(conn: Connection, run_id: str, purpose: str) -> dict[str, int]:
-    """How many groups of a purpose are in each state."""
+    """Count the groups of a purpose by state."""
     query = select(groups.c.state, func.count()).where(groups.c.run_id == run_id, groups.c.purpose == purpose)
     return dict(conn.execute(query.group_by(groups.c.state)).all())
 
 
 def unfinished(conn: Connection, run_id: str, purpose: str) -> int:
-    """How many rollouts of a purpose's open groups have not ended."""
+    """Count the rollouts in a purpose's open groups that have not ended."""
     open_groups = (groups.c.run_id == run_id) & (groups.c.purpose == purpose) & (groups.c.state == "open")
     query = select(func.count()).select_from(rollouts).join(groups, groups.c.id == rollouts.c.group_id)
     return int(
@@ -375,7 +379,7 @@ def unfinished(conn: Connection, run_id: str, purpose: str) -> int:
 
 
 def rollout_states(conn: Connection, run_id: str) -> dict[str, int]:
-    """How many rollouts of a run have each status."""
+    """Count the rollouts of a run by status."""
     query = (
         select(rollouts.c.status, func.count()).where(rollouts.c.run_id == run_id).group_by(rollouts.c.status)
     )
@@ -383,8 +387,9 @@ def rollout_states(conn: Connection, run_id: str) -> dict[str, int]:
 
 
 def rewards_of(conn: Connection, run_id: str, purpose: str, channel: str = "reward") -> list[float]:
-    """Rewards of a purpose's finished rollouts in order of group and slot. Raises `StoreError` if one of
-    them has none.
+    """Return the rewards of a purpose's finished rollouts in order of group and slot.
+
+    Raises `StoreError` if one of them has none.
     """
     own = (rewards.c.channel == channel) & (rewards.c.unit == "rollout")
     reward = (rewards.c.rollout_id == rollouts.c.id) & own
@@ -399,7 +404,7 @@ def rewards_of(conn: Connection, run_id: str, purpose: str, channel: str = "rewa
 
 
 def best(conn: Connection, run_id: str, limit: int) -> list[str]:
-    """Ids of the training rollouts with the highest rewards, newest first among equals."""
+    """Return the ids of the training rollouts with the highest rewards, newest first among equals."""
     query = (
         select(rollouts.c.id)
         .join(rewards, rewards.c.rollout_id == rollouts.c.id)
@@ -422,8 +427,8 @@ def _end(
     ending: Sequence[RolloutStatus] = ("running",),
 ) -> Any:
     own_group = select(rollouts.c.group_id).where(rollouts.c.id == outcome.rollout_id).scalar_subquery()
-    # Two that end at once would each see the other still running: the second waits here, and completes the
-    # group.
+    # Two rollouts of a group that end at once would each see the other still running, and neither would
+    # complete the group. The second waits here for the first's commit and completes it.
     conn.execute(select(groups.c.id).where(groups.c.id == own_group).with_for_update(key_share=True))
     ours = (rollouts.c.id == outcome.rollout_id) & rollouts.c.status.in_(ending)
     row = conn.execute(select(rollouts).where(ours).with_for_update(of=rollouts)).mappings().first()
@@ -459,7 +464,7 @@ def _group(conn: Connection, row: Any) -> GroupRow:
 
 
 def _members(conn: Connection, group_id: str, *, training: bool) -> tuple[GroupMember, ...]:
-    """A group's finished rollouts. For training their reward is the weighted sum, where the run has one."""
+    """Return a group's finished rollouts. For training, their reward is the weighted sum if there is one."""
     total = rewards.alias("total")
     query = (
         select(
@@ -478,7 +483,8 @@ def _members(conn: Connection, group_id: str, *, training: bool) -> tuple[GroupM
     if not training or all(row.total is None for row in found):
         return tuple(GroupMember(row.id, row.slot, graded[row.id], row.verdict) for row in found)
     totals = {row.id: required_reward(row.total, row.id, TOTAL) for row in found}
-    # A penalty must not make tampering, which is not scored, the best that a rollout can do.
+    # Penalties can push valid rollouts below a tampered one, which is not scored. Tampering must never be
+    # worth more than the worst valid rollout, so its total is capped there.
     lowest = min((totals[row.id] for row in found if row.verdict == "valid"), default=0.0)
     trained = {
         row.id: min(totals[row.id], lowest) if row.verdict == "tampered" else totals[row.id] for row in found
