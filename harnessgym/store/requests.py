@@ -44,7 +44,7 @@ def add_task(conn: Connection, task_set: str, key: str, split: str, payload: dic
         "payload_hash": digest,
         "payload": payload,
     }
-    # Another process may insert the same task at the same time: insert or ignore, then read whichever row won.
+    # Another process may insert the same task at the same time: insert or ignore, then read the row that won.
     conn.execute(insert_into(conn)(tasks).values(row).on_conflict_do_nothing())
     return str(conn.execute(select(tasks.c.id).where(same)).scalar_one())
 

@@ -43,7 +43,7 @@ _UNREWARDED = ("failed", "cancelled")
 
 @dataclass(frozen=True, slots=True)
 class RewardRow:
-    """One reward. Raises `StoreError` for an unknown unit, an empty channel, or a value that is not finite."""
+    """One reward. Raises `StoreError` for an unknown unit, an empty channel or a value that is not finite."""
 
     rollout_id: str
     unit: RewardUnit

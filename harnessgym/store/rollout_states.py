@@ -77,8 +77,8 @@ _CONTINUED = (
     .scalar_subquery()
 )
 _OWN = (
-    "id", "run_id", "group_id", "slot", "attempt", "harness", "sandbox", "seed", "status", "stop_reason", "cause", "verdict",
-    "detail", "latencies", "grading", "created_at", "started_at", "ended_at",
+    "id", "run_id", "group_id", "slot", "attempt", "harness", "sandbox", "seed", "status", "stop_reason",
+    "cause", "verdict", "detail", "latencies", "grading", "created_at", "started_at", "ended_at",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Groups and their rollouts: submitted, claimed under a lease, finished with a verdict, cancelled, or retried.
+"""Groups and their rollouts: submitted, claimed under a lease, finished, cancelled, or retried.
 
 A rollout row is one attempt at one slot of a group. An attempt that fails for reasons other than the policy
 keeps its row (verdict `infrastructure_error`, tokens excluded), and a new attempt takes the slot. A group is
@@ -150,8 +150,8 @@ def submit(conn: Connection, spec: GroupSpec) -> str:
         )
     )
     rows = [
-        {"id": new_id(), "group_id": group_id, "slot": slot, "attempt": 0, "harness": harness, "sandbox": spec.sandbox,
-         "seed": seed, "status": "pending", "frozen": False, **shared}
+        {"id": new_id(), "group_id": group_id, "slot": slot, "attempt": 0, "harness": harness,
+         "sandbox": spec.sandbox, "seed": seed, "status": "pending", "frozen": False, **shared}
         for slot, (harness, seed) in enumerate(zip(spec.harnesses, spec.seeds, strict=True))
     ]  # fmt: skip
     conn.execute(insert(rollouts), rows)
@@ -258,7 +258,7 @@ def cancel(conn: Connection, rollout_ids: Sequence[str], detail: str = "It was c
 
     In the store a running rollout ends here too. Its node notices, kills its processes and calls `settle`.
     """
-    # Sorted so that two callers lock groups in the same order where groups were added one after another.
+    # A common order of the locks makes a deadlock between two callers unlikely.
     done = []
     for rollout_id in sorted(set(rollout_ids)):
         outcome = RolloutOutcome(rollout_id, StopReason.CANCELLED, None, detail=detail, cause=Cause.CANCELLED)

@@ -1,7 +1,7 @@
-"""A run from one database into another: every row that belongs to it, under the ids that it has.
+"""Copies a run from one database to another: every row that belongs to it, under the same ids.
 
-What runs share is not made twice: tasks are found by set, key and payload, texts by their hash. Workers and
-leases stay behind: they are those of processes.
+What runs share is not duplicated: tasks are matched by set, key and payload, texts by their hash. Workers and
+leases are not copied: they belong to processes.
 """
 
 import json
@@ -19,11 +19,11 @@ from harnessgym.store.tables import bodies, groups, messages, policies, policy_v
 
 Row = Mapping[str, Any]
 _PREFIX = "value_"
-"""SQLAlchemy keeps the columns' own names for itself."""
+"""Prefix of bind parameters: SQLAlchemy reserves the plain column names in an insert."""
 
 
 def reading(table: Table) -> Select[Any]:
-    """A query of a table's rows."""
+    """Return a query of a table's rows. JSON columns come as the stored text, so a copy is exact."""
     columns = [
         cast(column, Text).label(column.name) if isinstance(column.type, JSON) else column
         for column in table.c
@@ -32,7 +32,7 @@ def reading(table: Table) -> Select[Any]:
 
 
 def write(conn: Connection, table: Table, rows: Sequence[Row], *, known: bool = False) -> None:
-    """Insert such rows. `known`: those that are there already are passed over."""
+    """Insert rows that `reading` returned. With `known`, rows that exist already are skipped."""
     if not rows:
         return
     values: dict[str, Any] = {}
@@ -47,29 +47,28 @@ def write(conn: Connection, table: Table, rows: Sequence[Row], *, known: bool = 
 
 
 _AT_ONCE = 1_000
-"""Rows that one statement asks for or inserts."""
+"""Maximum number of rows that one statement reads or inserts."""
 _TASK = ("set", "key", "payload_hash")
-"""Columns that make a task the same in every database."""
+"""Columns that identify a task in every database."""
 
 
 @dataclass
 class RunCopy:
-    """The copy of one run, in the transactions of whoever makes it."""
+    """The copy of one run, in transactions that the caller manages."""
 
     source: Connection
     target: Connection
     run_id: str
     rows: Counter[str] = field(default_factory=Counter)
-    """Copied, by table; a text as often as a portion has it."""
+    """Rows copied, by table. A text counts once per portion that has it."""
     _tasks: dict[str, str] = field(default_factory=dict)
-    """Ids of tasks in the source to those in the target."""
+    """Maps ids of tasks in the source to their ids in the target."""
 
     def portions(self) -> Iterator[tuple[int, int]]:
-        """Copy. Behind every portion: how many rollouts are copied, and how many there are. The target is
-        whole up to there.
+        """Copy the run. Yields (rollouts copied, rollouts in total) after each portion.
 
-        Raises `StoreError` if the target has the run. One of which only the name and the policies are left
-        may come back.
+        The target is consistent after each. Raises `StoreError` if the target has the run. A run that has no
+        groups left in the target, only its name and policies, may be copied again.
         """
         self._refuse_known()
         self._copy(runs, runs.c.id == self.run_id, known=True)
@@ -98,7 +97,7 @@ class RunCopy:
             )
 
     def _copy_tasks(self) -> None:
-        """Those of the run that the target lacks."""
+        """Copy the run's tasks that the target lacks, and map the ids of all of them."""
         mine = [select(table.c.task_id).where(table.c.run_id == self.run_id) for table in (groups, rollouts)]
         for row in self._read(tasks, tasks.c.id.in_(mine[0].union(mine[1]))):
             self._write(tasks, [row], known=True)
@@ -106,7 +105,8 @@ class RunCopy:
             self._tasks[row["id"]] = self.target.execute(select(tasks.c.id).where(*same)).scalar_one()
 
     def _copy_rollouts(self, ids: Sequence[str]) -> None:
-        """Rollouts with all their rows. They are frozen behind them: a frozen one takes no rows."""
+        """Copy rollouts with all their rows."""
+        # A frozen rollout refuses new rows, so all are inserted as not frozen and frozen at the end.
         found = self._read(rollouts, rollouts.c.id.in_(ids))
         self._write(rollouts, [{**row, "frozen": False} for row in self._with_tasks(found)])
         for table in OWNED:
@@ -119,7 +119,7 @@ class RunCopy:
         self.target.execute(update(rollouts).where(rollouts.c.id.in_(frozen)).values(frozen=True))
 
     def _copy_texts(self, rows: Sequence[Row]) -> None:
-        """The texts that bodies are made of."""
+        """Copy the texts that bodies consist of."""
         wanted = {key for row in rows for key in json.loads(row["message_hashes"])}
         hashes = sorted(wanted | {row["remainder_hash"] for row in rows if row["remainder_hash"] is not None})
         for start in range(0, len(hashes), _AT_ONCE):
@@ -130,12 +130,12 @@ class RunCopy:
         self._write(table, list(self._with_tasks(self._read(table, condition))), known=known)
 
     def _with_tasks(self, rows: Sequence[Row]) -> Iterator[Row]:
-        """The same rows with the target's tasks."""
+        """Yield the rows with the ids of the target's tasks."""
         for row in rows:
             yield {**row, "task_id": self._tasks[row["task_id"]]} if "task_id" in row else row
 
     def _read(self, table: Table, condition: ColumnElement[bool]) -> Sequence[Row]:
-        """Rows as they are stored, oldest first where they have a time."""
+        """Return rows as they are stored, oldest first if they have a creation time."""
         (key,) = table.primary_key.columns
         order: Any = (table.c.created_at, key) if "created_at" in table.c else (key,)
         found = self.source.execute(reading(table).where(condition).order_by(*order)).mappings()

@@ -1,7 +1,6 @@
-"""A run in one file: a SQLite database of the store's schema that holds nothing else: whatever reads traces
-reads it.
+"""Exports a run to one file, and imports it. The file is a trace database (SQLite) that holds only this run.
 
-A file is written beside its place and moved there when it is whole. An import is one transaction.
+A file is written under a temporary name and renamed when it is complete. An import is one transaction.
 """
 
 import shutil
@@ -24,23 +23,26 @@ from harnessgym.store.tables import runs
 from harnessgym.store.trace_store import TraceStore
 
 Progress = Callable[[int, int], None]
-"""Called with how many rollouts are copied, and how many there are."""
+"""Called with the number of rollouts copied and the total."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A run that was written to a file, or read from one."""
+    """A run that was exported to a file or imported from one."""
 
     run_id: str
     rollouts: int
     rows: dict[str, int]
-    """By table, as they came out of the source; texts that several rollouts share count for each."""
+    """Rows read from the source, by table. Texts that several portions share count for each."""
     bytes: int
-    """Of the file."""
+    """Size of the file."""
 
 
 def run_of(conn: Connection, given: str) -> str:
-    """The id of a run. Raises `StoreError` unless exactly one begins like this; `latest` is the newest."""
+    """Return the id of the run with this prefix; `latest` is the newest run.
+
+    Raises `StoreError` unless exactly one run matches.
+    """
     known = list(conn.execute(select(runs.c.id).order_by(runs.c.created_at, runs.c.id)).scalars())
     found = known[-1:] if given == "latest" else [name for name in known if name.startswith(given)]
     if len(found) == 1:
@@ -53,9 +55,7 @@ def run_of(conn: Connection, given: str) -> str:
 
 
 def export_run(url: str, run: str, out: Path, progress: Progress = lambda *_: None) -> Moved:
-    """Write a run to a file. Raises `StoreError` if there is no such run, or something stands there
-    already.
-    """
+    """Write a run to a file. Raises `StoreError` if there is no such run or the file exists already."""
     if out.exists():
         raise StoreError(f"{out} is there already: remove it, or give another name.")
     part = out.with_name(f"{out.name}.part")
@@ -71,11 +71,10 @@ def export_run(url: str, run: str, out: Path, progress: Progress = lambda *_: No
 
 
 def import_run(file: Path, url: str, progress: Progress = lambda *_: None) -> Moved:
-    """Read a run from a file into a database, which is made if there is none. What goes wrong leaves the
-    database as it was.
+    """Read a run from a file into a database, which is created if it does not exist.
 
-    Raises `StoreError` if the file holds not exactly one run, if the database has that, or if it is of
-    another schema revision.
+    Raises `StoreError` if the file does not hold exactly one run, if the database has that run already, or if
+    it has another schema revision. After an error the database is as it was.
     """
     with _readable(file) as source:
         run_id = _only_run(source, file)
@@ -90,7 +89,7 @@ def import_run(file: Path, url: str, progress: Progress = lambda *_: None) -> Mo
 
 
 def _written(source: Connection, run_id: str, part: Path, progress: Progress) -> tuple[int, dict[str, int]]:
-    """Copy a run into a new file, which is one file when it is closed."""
+    """Copy a run into a new file. Returns the number of rollouts, and of rows by table."""
     _remove(part)
     url = f"sqlite:///{part}"
     TraceStore.create(url).close()
@@ -100,6 +99,7 @@ def _written(source: Connection, run_id: str, part: Path, progress: Progress) ->
         for done, total in copy.portions():
             target.writer.commit()
             progress(done, total)
+    # In WAL mode the data may be in the `-wal` file next to it. Leaving that mode makes it a single file.
     with closing(sqlite3.connect(part)) as raw:
         raw.execute("PRAGMA journal_mode=DELETE")
     return done, dict(copy.rows)
@@ -111,7 +111,7 @@ def _remove(part: Path) -> None:
 
 
 def _is_new(url: str) -> bool:
-    """Whether there is nothing yet that could be of another revision."""
+    """Return whether the database does not exist or has no schema yet."""
     backend = open_backend(url)
     path = backend.url.database if backend.url.get_backend_name() == "sqlite" else None
     if path is not None and not Path(path).exists():
@@ -128,7 +128,7 @@ def _is_new(url: str) -> bool:
 
 @contextmanager
 def _readable(file: Path) -> Iterator[Connection]:
-    """A connection to a run file, which is not changed: one of an earlier release is migrated in a copy."""
+    """Connect to a run file without changing it. A file of an earlier release is migrated in a copy."""
     if not file.is_file():
         raise StoreError(f"There is no file {file}. `harnessgym store export SOURCE RUN FILE` writes one.")
     with tempfile.TemporaryDirectory(prefix="harnessgym-import-") as folder:

@@ -1,4 +1,4 @@
-"""Runs and the tasks they draw on."""
+"""Runs and their tasks."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ RunStatus = Literal["evaluating_before", "training", "evaluating_after", "done",
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One run as the store has it."""
+    """One stored run."""
 
     id: str
     name: str
@@ -38,7 +38,7 @@ def add(
     status: RunStatus,
     run_id: str | None = None,
 ) -> str:
-    """Record a new run, under a fresh id if none is given. Returns its id."""
+    """Record a new run, under a new id if none is given. Returns its id."""
     run_id = run_id or new_id()
     conn.execute(
         insert(runs).values(id=run_id, name=name, config=config, code_version=code_version, status=status)
@@ -47,20 +47,20 @@ def add(
 
 
 def all_of(conn: Connection) -> list[RunRow]:
-    """Every run of a database, oldest first."""
+    """Return all runs of a database, oldest first."""
     return [
         RunRow(**row) for row in conn.execute(_columns().order_by(runs.c.created_at, runs.c.id)).mappings()
     ]
 
 
 def get(conn: Connection, run_id: str) -> RunRow | None:
-    """One run."""
+    """Return one run; None if there is no such run."""
     row = conn.execute(_columns().where(runs.c.id == run_id)).mappings().first()
     return None if row is None else RunRow(**row)
 
 
 def only(conn: Connection) -> RunRow | None:
-    """The run of a database that holds one; None if it is empty. Raises `StoreError` if there are several."""
+    """Return the only run of a database; None if it is empty. Raises `StoreError` if there are several."""
     found = all_of(conn)
     if len(found) > 1:
         raise StoreError(
@@ -72,14 +72,16 @@ def only(conn: Connection) -> RunRow | None:
 
 
 def lock_all(conn: Connection) -> None:
-    """Until this transaction ends, no other adds a run. On SQLite that is so anyway."""
+    """Keep other transactions from adding runs until this one ends."""
+    # A writing transaction on SQLite holds the only write lock, so nothing needs locking there.
     if conn.dialect.name == "postgresql":
         conn.execute(text("LOCK TABLE runs IN SHARE ROW EXCLUSIVE MODE"))
 
 
 def weights_path(conn: Connection, run_id: str) -> Path | None:
-    """Where a training run wrote its newest policy version: `FOLDER/versions/NAME`. None before it has
-    written one.
+    """Return where a training run wrote its newest policy version: `FOLDER/versions/NAME`.
+
+    None if it has not written one yet.
     """
     query = (
         select(policy_versions.c.path)
@@ -97,15 +99,18 @@ def set_config(conn: Connection, run_id: str, config: dict[str, Any]) -> None:
 
 
 def set_status(conn: Connection, run_id: str, status: RunStatus) -> None:
-    """Move a run to another phase."""
+    """Set a run's phase, and the time it ended if it did."""
     ended = now() if status in ("done", "failed") else None
     conn.execute(update(runs).where(runs.c.id == run_id).values(status=status, ended_at=ended))
 
 
 def lock(conn: Connection, run_id: str) -> None:
-    """Until this transaction ends, no other plans, numbers or registers anything in the run. On SQLite
-    that is so anyway.
+    """Keep other transactions from planning, numbering or registering anything in the run until this one ends.
+
+    All functions that do so take this lock first.
     """
+    # SQLAlchemy leaves FOR UPDATE out on SQLite, where a writing transaction is alone anyway. KEY SHARE lets
+    # others still insert rows that refer to the run.
     conn.execute(select(runs.c.id).where(runs.c.id == run_id).with_for_update(key_share=True))
 
 
@@ -114,12 +119,13 @@ def _columns() -> Select[Any]:
 
 
 def add_task(conn: Connection, task_set: str, task: Task) -> str:
-    """The row id of a task, made if this set, key and payload are new."""
+    """Return the row id of a task. Inserts it if this set, key and payload are new."""
     payload = json.dumps(
         [task.instruction, task.seed, dict(task.files), dict(task.metadata), task.grader], sort_keys=True
     )
     digest = hashlib.blake2b(payload.encode(), digest_size=16).hexdigest()
     same = (tasks.c.set == task_set) & (tasks.c.key == task.id) & (tasks.c.payload_hash == digest)
+    # Another process may insert the same task in between: insert or ignore, then read the row that won.
     found = conn.execute(select(tasks.c.id).where(same)).scalar()
     if found is None:
         row = {"id": new_id(), "set": task_set, "key": task.id, "split": task.split, "payload_hash": digest}
@@ -129,5 +135,5 @@ def add_task(conn: Connection, task_set: str, task: Task) -> str:
 
 
 def task_key(conn: Connection, task_id: str) -> str:
-    """The id that a stored task has in its set."""
+    """Return the id that a stored task has in its set."""
     return str(conn.execute(select(tasks.c.key).where(tasks.c.id == task_id)).scalar_one())

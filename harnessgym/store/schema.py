@@ -1,4 +1,4 @@
-"""Which schema revision a database has, and how it is brought to this code's."""
+"""The schema revision of a database, and its upgrade to the one that this code needs."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -15,33 +15,33 @@ from harnessgym.store.tables import metadata
 Alone = Callable[[Connection], AbstractContextManager[None]]
 _SCRIPTS = Path(__file__).parent / "migrations"
 HEAD = "0011"
-"""Newest revision in `migrations/versions`; a test compares it with Alembic's own answer, which is slow to
-import."""
+"""Newest revision in `migrations/versions`. A constant, because Alembic is slow to import; a test compares it
+with Alembic's answer."""
 WRITING: Final = {"harnessgym_write": True}
-"""Execution options of a connection whose transactions take the write lock when they begin, not at their
-first write."""
+"""Execution options of a connection whose transactions take the write lock when they begin, not at the first
+write."""
 
 
 @cache
 def head_revision() -> str:
-    """The revision this code needs."""
+    """Return the revision that this code needs."""
     return HEAD
 
 
 def revision_of(conn: Connection) -> str | None:
-    """The revision a database has; None if it has never been migrated."""
+    """Return the revision of a database; None if it has never been migrated."""
     if not inspect(conn).has_table("alembic_version"):
         return None
     return conn.execute(text("SELECT version_num FROM alembic_version")).scalar()
 
 
 def upgrade(conn: Connection, alone: Alone, revision: str = "head") -> None:
-    """Migrate to a revision, data kept, in one transaction: a crash leaves the old schema, a second process
-    waits its turn.
+    """Migrate to a revision in one transaction, keeping all data.
 
-    A database without a schema gets that of `tables` at once, which is what the migrations build; a named
-    revision is always reached by migrations. `alone` is that of the connection's backend. Nothing may use the
-    database meanwhile. Raises `SchemaError` if a later release migrated it.
+    A crash leaves the old schema, and a second process waits. A database without a schema gets that of
+    `tables` directly, which is what the migrations build; a named revision is always reached by migrations.
+    `alone` is that of the connection's backend. Nothing else may use the database meanwhile. Raises
+    `SchemaError` if a later release migrated it.
     """
     found = revision_of(conn)
     conn.rollback()
@@ -61,6 +61,8 @@ def upgrade(conn: Connection, alone: Alone, revision: str = "head") -> None:
         )
     with alone(conn):
         config.attributes["connection"] = conn
+        # Views and triggers depend on the tables and would block altering them. They are dropped before the
+        # migrations and created again after the last one, in the same transaction.
         views.drop(conn)
         command.upgrade(config, revision)
         if revision in ("head", HEAD):
@@ -69,11 +71,12 @@ def upgrade(conn: Connection, alone: Alone, revision: str = "head") -> None:
 
 
 def _built(conn: Connection, alone: Alone) -> bool:
-    """Give an empty database this code's schema, without Alembic, which takes ten times as long.
+    """Give an empty database this code's schema without Alembic, which takes ten times as long.
 
-    False if others gave it an older one meanwhile.
+    Returns False if another process gave it an older schema meanwhile.
     """
     with alone(conn):
+        # The caller looked without the lock, so look again with it.
         found = revision_of(conn)
         if found is not None:
             return found == HEAD
@@ -88,4 +91,4 @@ def _built(conn: Connection, alone: Alone) -> bool:
 _VERSION_TABLE = """CREATE TABLE alembic_version (
     version_num VARCHAR(32) NOT NULL, CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 )"""
-"""As Alembic makes it."""
+"""The table as Alembic creates it."""

@@ -1,4 +1,4 @@
-"""Sessions: a key, the sampling and limits it fixes, and whether it is sealed."""
+"""Sessions: each has a key, its sampling and limits, and may be sealed."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from harnessgym.store.tables import calls, new_id, sessions
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
-    """One session as the store has it."""
+    """One stored session."""
 
     id: str
     rollout_id: str
@@ -28,11 +28,11 @@ class SessionRow:
     sealed: bool
     calls_at_seal: int | None
     age_s: float = field(default=0.0, compare=False)
-    """Seconds since it was opened, when the row was read."""
+    """Seconds since it was opened, at the time the row was read."""
 
 
 def hash_key(key: str) -> str:
-    """What the store keeps of a session key."""
+    """Return the hash of a session key. The store never holds the key itself."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -47,7 +47,7 @@ def add(
     version_pin: int | None = None,
     options: dict[str, Any] | None = None,
 ) -> SessionRow:
-    """Open a session for a rollout under an unguessable key."""
+    """Open a session for a rollout under a key, which must be unguessable."""
     row = SessionRow(
         id=new_id(),
         rollout_id=rollout_id,
@@ -65,17 +65,17 @@ def add(
 
 
 def by_key(conn: Connection, key: str) -> SessionRow | None:
-    """The session that a key opens."""
+    """Return the session of a key; None if there is none."""
     return _one(conn, sessions.c.key_hash == hash_key(key))
 
 
 def get(conn: Connection, session_id: str) -> SessionRow | None:
-    """A session by id."""
+    """Return a session by id; None if there is none."""
     return _one(conn, sessions.c.id == session_id)
 
 
 def of_rollout(conn: Connection, rollout_id: str) -> list[str]:
-    """Ids of a rollout's sessions in order of opening."""
+    """Return the ids of a rollout's sessions in order of opening."""
     query = (
         select(sessions.c.id)
         .where(sessions.c.rollout_id == rollout_id)
@@ -85,8 +85,9 @@ def of_rollout(conn: Connection, rollout_id: str) -> list[str]:
 
 
 def seal(conn: Connection, session_id: str) -> int:
-    """Refuse further calls and store how many there were. Sealing twice changes nothing. Returns the
-    count.
+    """Mark a session as sealed against further calls, and store how many it had. Returns the count.
+
+    Sealing twice changes nothing.
     """
     stored = conn.execute(select(sessions.c.calls_at_seal).where(sessions.c.id == session_id)).scalar()
     if stored is not None:
@@ -99,7 +100,7 @@ def seal(conn: Connection, session_id: str) -> int:
 
 
 def sampled_tokens(conn: Connection, session_id: str) -> int:
-    """How many sampled tokens a session's calls have recorded."""
+    """Count the sampled tokens that a session's calls have recorded."""
     query = select(func.coalesce(func.sum(calls.c.completion_len), 0)).where(calls.c.session_id == session_id)
     return int(conn.execute(query).scalar_one())
 

@@ -1,8 +1,7 @@
-"""The texts that bodies share: those that no body has any more are found in one state of the database, and
-removed in portions.
+"""Removes texts that no body uses any more. The search reads one snapshot; removal works in portions.
 
-A body may be written meanwhile that has one of them again. So a portion looks, behind a lock that keeps
-writers of texts out, through the bodies that the search could not see, and leaves what these have.
+A body that is written between the two may use such a text again. So each portion takes a lock that keeps
+writers of texts out, searches the bodies that the snapshot could not see, and keeps the texts that they use.
 """
 
 from collections import Counter
@@ -28,9 +27,9 @@ from harnessgym.store.removal import Removed
 from harnessgym.store.tables import bodies, messages
 
 AT_ONCE = 5_000
-"""Texts that are removed in one transaction."""
+"""Maximum number of texts that are removed in one transaction."""
 _LOCK = "LOCK TABLE messages IN SHARE ROW EXCLUSIVE MODE"
-"""For PostgreSQL. On SQLite a writing transaction is alone anyway."""
+"""For PostgreSQL. On SQLite, a writing transaction is the only writer anyway."""
 _MARK = {
     "sqlite": "SELECT CAST(coalesce(max(rowid), 0) AS TEXT) FROM bodies",
     "postgresql": "SELECT CAST(pg_snapshot_xmin(pg_current_snapshot()) AS TEXT)",
@@ -39,23 +38,23 @@ _BEHIND = {
     "sqlite": "bodies.rowid > CAST(:mark AS INTEGER)",
     "postgresql": "age(bodies.xmin) <= age(CAST(CAST(:mark AS xid8) AS xid))",
 }
-"""Bodies that are newer than a mark, in the sense that who took it may not have seen them."""
+"""Condition that a body is newer than a mark: the transaction that took the mark may not have seen it."""
 
 
 def mark(conn: Connection) -> str:
-    """What tells the bodies of this state from later ones."""
+    """Return a mark that separates the bodies of this snapshot from later ones."""
     return str(conn.execute(text(_MARK[conn.dialect.name])).scalar_one())
 
 
 def unused(conn: Connection, *, but_for: Rollouts | None = None) -> list[str]:
-    """Hashes of the texts that no body has; those of some rollouts do not count."""
+    """Return the hashes of the texts that no body uses, ignoring the bodies of the rollouts `but_for`."""
     others = true() if but_for is None else ~owned(bodies, but_for)
     found = select(messages.c.hash).except_(select(_used(conn, others).subquery()))
     return list(conn.execute(found).scalars())
 
 
 def measure(conn: Connection, hashes: Sequence[str]) -> Removed:
-    """What texts take."""
+    """Measure the number and the bytes of texts."""
     in_bytes = cast(messages.c.body, LargeBinary) if conn.dialect.name == "sqlite" else messages.c.body
     size = func.octet_length(in_bytes) if conn.dialect.name == "postgresql" else func.length(in_bytes)
     removed = Removed()
@@ -67,9 +66,12 @@ def measure(conn: Connection, hashes: Sequence[str]) -> Removed:
 
 
 def remove(conn: Connection, hashes: Sequence[str], since: str) -> Removed:
-    """Remove at most `AT_ONCE` texts that nothing had when the mark was taken, but those that something
-    has since.
+    """Remove at most `AT_ONCE` texts that no body used when the mark was taken.
+
+    Keeps the texts that a newer body uses.
     """
+    # Without the lock, a writer could find its text in the table, skip the insert, and commit a body whose
+    # text is removed here.
     if conn.dialect.name == "postgresql":
         conn.exec_driver_sql(_LOCK)
     newer: Any = text(_BEHIND[conn.dialect.name]).bindparams(mark=since)
@@ -81,7 +83,7 @@ def remove(conn: Connection, hashes: Sequence[str], since: str) -> Removed:
 
 
 def _used(conn: Connection, condition: ColumnElement[bool]) -> CompoundSelect[Any]:
-    """Hashes that bodies have which meet a condition."""
+    """Return a query of the hashes used by the bodies that meet a condition."""
     each = func.json_each if conn.dialect.name == "sqlite" else func.json_array_elements_text
     element = each(bodies.c.message_hashes).table_valued("value")
     parts = select(element.c.value).select_from(bodies.join(element, true())).where(condition)

@@ -1,9 +1,10 @@
 """The schema, declared once. `migrations/` builds exactly this; a test compares the two.
 
-Ids are text made by the process that creates the row (`new_id`), so that rows can refer to each other before
-any of them is written. Times are Unix seconds: those of calls, segments, bodies, events and edges by the clock
-of the process that recorded them, so that they fit together; all others by the database's (`clock`). Token ids
-take 2, 3 or 4 bytes each (`tokens.narrow_ids`), logprobs are float32, little-endian.
+Ids are text that the process creating the row generates (`new_id`), so that rows can refer to each other
+before any of them is written. Times are Unix seconds. Calls, segments, bodies, events and edges use the clock
+of the process that recorded them, so that their times are consistent with each other; all other rows use the
+database's clock (`clock`). Token ids take 2, 3 or 4 bytes each (`tokens.narrow_ids`). Logprobs are float32,
+little-endian.
 """
 
 import os
@@ -40,13 +41,14 @@ metadata = MetaData(
 
 
 _random = random.Random()
-"""Ids are no secrets; and asking the system for their random part lets another thread run first, eight
-times a call."""
+"""Source of the random part of ids. Ids are not secret, and reading the system's source would yield to
+another thread about eight times per call."""
+# A forked child inherits the generator's state and would make the same ids as its parent.
 os.register_at_fork(after_in_child=_random.seed)
 
 
 def new_id() -> str:
-    """A fresh row id: 24 hex digits that sort by creation time to the microsecond, then random."""
+    """Return a new row id: 24 hex digits that sort by creation time to the microsecond, then random."""
     return f"{time.time_ns() // 1000:014x}{_random.getrandbits(40):010x}"
 
 
@@ -202,7 +204,8 @@ segments = Table(
 
 calls = Table(
     "calls", metadata, _id(),
-    _ref("sessions", index=False),  # the first column of what is unique below
+    # No index of its own: the unique constraint below begins with this column.
+    _ref("sessions", index=False),
     _ref("rollouts"),
     _ref("agents", null=True, index=False),
     Column("ordinal", Integer, nullable=False),
@@ -327,7 +330,7 @@ advantages = Table(
     Column("value", Float, nullable=False),
     UniqueConstraint("trained_id", "segment_id", "start"),
 )  # fmt: skip
-"""Of the tokens [start, end) of a segment, when its rollout was trained."""
+"""Advantages of the tokens [start, end) of a segment in the step that trained its rollout."""
 
 workers = Table(
     "workers", metadata,

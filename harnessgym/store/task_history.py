@@ -1,6 +1,4 @@
-"""What a run has learnt about its tasks: every training group as one visit to its task, with the rewards
-that came of it.
-"""
+"""A run's history of its tasks: each training group is one visit to its task, with its rewards."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,29 +11,29 @@ from harnessgym.store.rewards import TOTAL, required
 from harnessgym.store.tables import calls, groups, rewards, rollouts, tasks, trained
 
 SUCCESS = 0.5
-"""A reward above this is a success, where there is nothing between success and failure."""
+"""A reward above this counts as success where only success and failure are told apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A training group of a task, as far as it has come."""
+    """A training group of a task, and its rewards so far."""
 
     task: str
-    """Its key."""
+    """The task's key."""
     size: int
-    """Rollouts that were submitted."""
+    """Number of submitted rollouts."""
     version: int
-    """Policy version that was served when it was submitted."""
+    """Policy version that was served when the group was submitted."""
     rewards: tuple[float, ...] = ()
-    """Of its graded rollouts, in order of slot; none while the group is open."""
+    """Rewards of its graded rollouts in order of slot; empty while the group is open."""
     open: bool = False
-    """Whether rollouts of it have not ended."""
+    """Whether some of its rollouts have not ended."""
     fresh: bool = True
-    """False for a group in place of one that was given up: nobody chose its task."""
+    """False for a group that replaces one that was given up: its task was not chosen anew."""
 
 
 def visits(conn: Connection, run_id: str, first: int = 0) -> list[Visit]:
-    """All training groups of a run from an ordinal on, in order of submission.
+    """Return all training groups of a run from the ordinal `first` on, in order of submission.
 
     Raises `StoreError` if a finished rollout of a group that has ended has no reward.
     """
@@ -66,8 +64,9 @@ def visits(conn: Connection, run_id: str, first: int = 0) -> list[Visit]:
 
 
 def longest_success(conn: Connection, run_id: str, task_id: str) -> int | None:
-    """Most model calls of a training rollout of a task that succeeded, side calls included; None if none
-    has.
+    """Return the most model calls that a successful training rollout of a task made, with side calls.
+
+    None if no rollout succeeded.
     """
     success = (rewards.c.channel == "reward") & (rewards.c.unit == "rollout") & (rewards.c.value > SUCCESS)
     made = (
@@ -86,15 +85,15 @@ def longest_success(conn: Connection, run_id: str, task_id: str) -> int | None:
 
 
 class Visits:
-    """The visits of one run, read again and again: what has ended is kept, for it never changes."""
+    """The visits of one run, for repeated reading. Ended visits are cached, because they never change."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._ended: list[Visit] = []
-        """Those before the first open one."""
+        """The visits before the first open one."""
 
     def read(self, conn: Connection) -> Sequence[Visit]:
-        """All visits, in order of submission."""
+        """Return all visits, in order of submission."""
         later = visits(conn, self._run_id, len(self._ended))
         ended = next((place for place, visit in enumerate(later) if visit.open), len(later))
         self._ended += later[:ended]
@@ -102,7 +101,7 @@ class Visits:
 
 
 def _visit(rows: Sequence[tuple[int, str, int, int, str, int | None, str | None, float | None]]) -> Visit:
-    """One group's rows, a row for each graded rollout, or one without."""
+    """Build a visit from a group's rows: one per graded rollout, or a single row without a rollout."""
     _, task, size, version, state, replaces, *_ = rows[0]
     if state == "open":
         return Visit(task, size, version, open=True, fresh=replaces is None)
@@ -118,18 +117,19 @@ class Success:
     group_id: str
     slot: int
     reward: float
-    """What it is trained on."""
+    """The reward that it is trained on."""
     graded: float | None
-    """The grader's reward, where a weighted sum is trained on."""
+    """The grader's reward, if a weighted sum is trained on instead."""
     versions: tuple[int, ...]
-    """Those that it was trained into, orphaned ones among them, as far as the store knows."""
+    """Versions that it was trained into according to the ledger, including orphaned ones."""
 
 
 def successes(
     conn: Connection, policy_id: str, task_id: str, run_id: str, also: Collection[str]
 ) -> list[Success]:
-    """Of a run's consumed groups of a task, and of those `also` named, the newest group's first, by slot
-    within a group.
+    """Return the successful rollouts in a run's consumed groups of a task and in the groups `also`.
+
+    The newest group comes first; within a group they are in order of slot.
     """
     reward = (
         (rewards.c.rollout_id == rollouts.c.id)

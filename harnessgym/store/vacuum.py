@@ -1,4 +1,4 @@
-"""Vacuum: the space of removed rows goes back to the disk (SQLite), or to later rows (PostgreSQL)."""
+"""Vacuum: returns the space of removed rows to the disk (SQLite) or to later rows (PostgreSQL)."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,14 @@ from harnessgym.store.connections import connected
 
 @dataclass(frozen=True, slots=True)
 class Vacuumed:
-    """Bytes that a database takes."""
+    """Size of a database in bytes, before and after."""
 
     before: int
     after: int
 
 
 def vacuum(url: str, *, full: bool = False) -> Vacuumed:
-    """Vacuum a database. Raises `StoreError` if others are in the way."""
+    """Vacuum a database. Raises `StoreError` if other processes prevent it."""
     with connected(url) as database:
         with database.reader.begin():
             if (holder := leases.holder_of(database.reader, retention.LEASE)) is not None:

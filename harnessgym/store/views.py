@@ -1,12 +1,12 @@
-"""What the database offers to people who ask it in plain SQL, and what it refuses whoever asks.
+"""Views for people who query the database in plain SQL, and triggers that refuse writes.
 
-Views: one row per rollout (`v_rollout`), per call (`v_turn`), per agent with its place in the tree
-(`v_agent_tree`), what became of a rollout's sampled tokens (`v_token_account`), and the edges of the trace
-graph with those that are never stored (`v_edge`). Triggers: a frozen rollout's trace refuses every write, a
-stored text every change.
+Views: one row per rollout (`v_rollout`), per call (`v_turn`), and per agent with its place in the tree
+(`v_agent_tree`); what became of a rollout's sampled tokens (`v_token_account`); and the edges of the trace
+graph, including those that are never stored (`v_edge`). Triggers: a frozen rollout's trace refuses every
+write, and a stored text refuses every change. On PostgreSQL, triggers also notify of changes.
 
-Tables cannot be altered while these stand on them, so `schema.upgrade` takes them away and makes them anew
-behind the last migration: they are always those declared here.
+Tables cannot be altered while views and triggers depend on them. So `schema.upgrade` drops these and creates
+them again after the last migration: a database always has exactly those declared here.
 """
 
 from sqlalchemy import Connection, PrimaryKeyConstraint, UniqueConstraint
@@ -105,14 +105,15 @@ _OWN = {
 }
 
 _GUARDED = ("sessions", "agents", "calls", "events", "edges", "rewards", "exclusions")
-"""Tables whose rows are a rollout's trace, and name it. Nothing is added to them, changed or removed."""
+"""Tables with the rows of a rollout's trace that have a `rollout_id`. While the rollout is frozen, no row can
+be added, changed or removed."""
 _OWNERS = {
     "rollouts": "{0}.id",
     "segments": "(SELECT s.rollout_id FROM sessions s WHERE s.id = {0}.session_id)",
     "bodies": "(SELECT c.rollout_id FROM calls c WHERE c.id = {0}.call_id)",
 }
-"""Other tables that are kept, and whose a row of theirs is. What thaws a rollout is let through, and so is
-a new one."""
+"""Other guarded tables, with the SQL for the rollout that a row belongs to. In `rollouts`, new rows and the
+update that thaws a rollout are allowed."""
 _FROZEN = "The rollout is frozen: its trace cannot change. `harnessgym store thaw` allows it again."
 _SAME = "A stored text is known by its hash: it cannot be changed."
 _GUARD_FUNCTION = """
@@ -158,16 +159,17 @@ _TOLD = {
     "workers": "INSERT OR UPDATE OF version, state",
     "leases": "DELETE",
 }
-"""What others wait for (`store/watch.py`), by table. A transaction tells once, when it is committed."""
+"""Changes that processes wait for (`store/watch.py`), by table. PostgreSQL sends one notification per
+transaction, when it commits."""
 
 
 def definition(name: str, database: str) -> str:
-    """A view's SQL for a database."""
+    """Return a view's SQL for a database."""
     return VIEWS[name].format(**_OWN[database]).strip()
 
 
 def create(conn: Connection) -> None:
-    """Make all views and triggers."""
+    """Create all views and triggers."""
     for name in VIEWS:
         conn.exec_driver_sql(
             f"CREATE VIEW {name} AS {definition(name, conn.dialect.name)}".replace("%", "%%")
@@ -177,7 +179,7 @@ def create(conn: Connection) -> None:
 
 
 def drop(conn: Connection) -> None:
-    """Take them away, where they are."""
+    """Drop all views and triggers that exist."""
     for name in VIEWS:
         conn.exec_driver_sql(f"DROP VIEW IF EXISTS {name}")
     if conn.dialect.name == "postgresql":
@@ -249,14 +251,14 @@ def _sqlite_guards() -> list[str]:
 
 
 def _is_frozen(table: str, row: str) -> str:
-    """Whether a row of a table is a frozen rollout's."""
+    """Return the SQL condition that a row of a table belongs to a frozen rollout."""
     return f"(SELECT frozen FROM rollouts WHERE id = {_OWNERS.get(table, '{0}.rollout_id').format(row)})"  # noqa: S608
 
 
 def _takes_place(table: str, besides: str | None = None) -> str:
-    """Whether the new row has a key of a frozen rollout's: SQLite's OR REPLACE removes that one without a
-    trigger.
-    """
+    """Return the SQL condition that the new row has a unique key of a frozen rollout's row."""
+    # SQLite's INSERT OR REPLACE deletes the row with the same key without firing its delete trigger, so the
+    # insert or update itself must be refused.
     other = f" AND o.id <> {besides}" if besides else ""
     found = []
     for constraint in metadata.tables[table].constraints:

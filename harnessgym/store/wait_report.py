@@ -1,6 +1,4 @@
-"""What is waited for in a run, as rows: engines and their leases, nodes and what waits for them, the first
-open group.
-"""
+"""What a run is waiting for: engines and their leases, nodes and their queue, and the first open group."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,27 +17,27 @@ class UpdateLease:
     resource: str
     holder: str
     left_s: float
-    """Until it ends, unless it is renewed."""
+    """Seconds until it expires, unless it is renewed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Rollouts that wait for nodes, and nodes that do not answer."""
+    """Rollouts that wait for nodes, and nodes that have fallen silent."""
 
     pending: int
     put_off: int
-    """Of these, those that are tried again later."""
+    """How many of the pending rollouts are to be retried later."""
     first_s: float | None
-    """Seconds until the first of those is."""
+    """Seconds until the first of those may start."""
     running: Mapping[str, int]
-    """Rollouts by the node that has them."""
+    """Number of running rollouts by node."""
     silent: Mapping[str, tuple[int, float]]
-    """By node whose leases are over: how many rollouts, and for how many seconds."""
+    """By node with expired leases: how many rollouts, and for how many seconds at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenGroup:
-    """A group that has not ended, and how many are complete."""
+    """A group that has not ended, and how many before it are complete."""
 
     id: str
     ordinal: int
@@ -48,12 +46,12 @@ class OpenGroup:
     age_s: float
     size: int
     complete_before: int
-    """Complete groups that were submitted before it."""
+    """Number of complete groups that were submitted before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A rollout that waits or runs, and what is recorded of it so far."""
+    """A pending or running rollout, and what has been recorded of it so far."""
 
     id: str
     slot: int
@@ -61,28 +59,28 @@ class Unfinished:
     status: str
     holder: str | None
     started_s: float | None
-    """Seconds since a node took it; None before."""
+    """Seconds since a node claimed it; None if it is pending."""
     opened_s: float | None
-    """Seconds since its session was opened; None before."""
+    """Seconds since its session was opened; None if it has none yet."""
     sealed: bool
     call: tuple[int, str, float] | None
-    """Ordinal and status of its last call, and seconds since it began."""
+    """Ordinal and status of its last call, and the seconds since that began."""
 
 
 def unchanged_s(conn: Connection) -> dict[str, float]:
-    """Seconds since each worker's row was written last."""
+    """Return the seconds since each worker's row was last written."""
     return dict(conn.execute(select(workers.c.id, now() - workers.c.updated_at)).all())
 
 
 def update_leases(conn: Connection) -> list[UpdateLease]:
-    """Those that are held."""
+    """Return the update leases that are held."""
     held = select(leases.c.resource, leases.c.holder, leases.c.expires - now())
     wanted = leases.c.resource.startswith("update:"), leases.c.expires > now()
     return [UpdateLease(*row) for row in conn.execute(held.where(*wanted).order_by(leases.c.resource))]
 
 
 def queue(conn: Connection, run_id: str) -> Queue:
-    """What waits for nodes."""
+    """Return the rollouts that wait for nodes or run on them."""
     mine = rollouts.c.run_id == run_id
     pending, running = (mine & (rollouts.c.status == status) for status in ("pending", "running"))
     number = conn.execute(select(func.count()).select_from(rollouts).where(pending)).scalar_one()
@@ -104,7 +102,7 @@ def queue(conn: Connection, run_id: str) -> Queue:
 
 
 def open_group(conn: Connection, run_id: str, purposes: Sequence[str]) -> OpenGroup | None:
-    """The first group of some purposes that is not complete."""
+    """Return the first open group of some purposes; None if there is none."""
     ours = (groups.c.run_id == run_id) & groups.c.purpose.in_(purposes)
     query = (
         select(
@@ -129,13 +127,13 @@ def open_group(conn: Connection, run_id: str, purposes: Sequence[str]) -> OpenGr
 
 
 def complete_groups(conn: Connection, run_id: str, purposes: Sequence[str]) -> int:
-    """How many groups of some purposes are complete and not consumed."""
+    """Count the groups of some purposes that are complete and not consumed."""
     ours = (groups.c.run_id == run_id) & groups.c.purpose.in_(purposes) & (groups.c.state == "complete")
     return int(conn.execute(select(func.count()).select_from(groups).where(ours)).scalar_one())
 
 
 def unfinished(conn: Connection, group_id: str) -> list[Unfinished]:
-    """A group's rollouts that wait or run, by slot."""
+    """Return a group's pending and running rollouts, by slot."""
     columns = [rollouts.c[name] for name in ("id", "slot", "attempt", "status", "holder")]
     started = (now() - rollouts.c.started_at).label("started_s")
     left = select(*columns, started).where(
@@ -162,6 +160,6 @@ def unfinished(conn: Connection, group_id: str) -> list[Unfinished]:
 
 
 def trainer_settings(conn: Connection, run_id: str) -> dict[str, Any]:
-    """The trainer's section of a run's configuration as it was recorded; empty if there is none."""
+    """Return the trainer section of a run's recorded configuration; empty if there is none."""
     config = conn.execute(select(runs.c.config).where(runs.c.id == run_id)).scalar() or {}
     return dict(config.get("trainer", {}))

@@ -1,10 +1,9 @@
-"""Waiting for what other processes write: told by the database where it can tell, by looking again where it
-cannot.
+"""Waiting for writes of other processes: by notification if the database can notify, otherwise by polling.
 
-What is watched is what work depends on: the state of runs, groups, rollouts, policy versions and workers,
-leases given back. A change that came after the last wait, or before the first, ends the next one at once.
-Whoever waits must then look: a wait may also end for nothing, and does after a while, for leases end without
-a word.
+A watch covers what work depends on: the states of runs, groups, rollouts, policy versions and workers, and
+leases that are released. A change that happens between two waits, or between the start of the watch and the
+first wait, ends the next wait at once. The caller must look at the store after each wait, because a wait may
+end without a change. It always ends after a while, since the expiry of a lease notifies nobody.
 """
 
 import asyncio
@@ -12,22 +11,22 @@ import time
 from typing import Protocol, Self
 
 CHANNEL = "harnessgym_changed"
-"""Where PostgreSQL's triggers tell of changes."""
+"""Channel that PostgreSQL's triggers notify of changes."""
 
 
 class StoreWatch(Protocol):
-    """One waiter's view of the changes; a context manager. One wait at a time."""
+    """A watch for changes, used by one waiter at a time; a context manager."""
 
     def wait(self) -> None:
         """Wait until something may have changed."""
         ...
 
     async def changed(self) -> None:
-        """The same, without blocking the event loop. May be cancelled."""
+        """Like `wait`, without blocking the event loop. May be cancelled."""
         ...
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -35,7 +34,7 @@ class StoreWatch(Protocol):
 
 
 class Polling:
-    """Looking again after a while."""
+    """A watch for databases that cannot notify: every wait ends after `poll_s`."""
 
     def __init__(self, poll_s: float) -> None:
         self._poll_s = poll_s
