@@ -105,12 +105,12 @@ def set_status(conn: Connection, run_id: str, status: RunStatus) -> None:
 
 
 def lock(conn: Connection, run_id: str) -> None:
-    """Keep other transactions from planning, numbering or registering anything in the run until this one ends.
+    """Lock a run until the transaction ends.
 
-    All functions that do so take this lock first.
+    Whoever plans, numbers or registers something in a run takes this lock first.
     """
-    # SQLAlchemy leaves FOR UPDATE out on SQLite, where a writing transaction is alone anyway. KEY SHARE lets
-    # others still insert rows that refer to the run.
+    # SQLAlchemy omits FOR UPDATE on SQLite, where only one transaction writes at a time anyway. On PostgreSQL
+    # `key_share` makes it FOR NO KEY UPDATE: others can still insert rows that refer to the run.
     conn.execute(select(runs.c.id).where(runs.c.id == run_id).with_for_update(key_share=True))
 
 

@@ -1,16 +1,16 @@
-"""The one way to the database: short reads, writes that one thread groups into transactions, and waiting for
-others' writes.
+"""Access to the database: short reads, writes that one thread groups into transactions, and watches.
 
-Every process opens one `TraceStore`. Writes are functions of a connection; those that are waiting when the
-writer becomes idle share one transaction, each in its own savepoint, so one that fails takes no other with
-it. Only where the database gives up the transaction itself (a full disk, a server that went away) do all that
-share it fail, and then none of them is stored. A write has returned only when its transaction is committed.
-With SQLite in WAL mode that survives SIGKILL of any process; with `synchronous="FULL"`, and always with
-PostgreSQL, also power loss.
+Every process opens one `TraceStore`. Writes are functions that take a connection. Writes that are queued when
+the writer becomes idle share one transaction. Each runs in its own savepoint, so one that fails does not
+affect the others. Only if the database ends the transaction itself (a full disk, a server that went away) do
+all writes of the transaction fail, and then none of them is stored. A write returns only after its
+transaction is committed. With SQLite in WAL mode a commit survives SIGKILL of any process; with
+`synchronous="FULL"`, and always with PostgreSQL, it also survives power loss.
 
-A function may run again if the database undid it, and reads if nobody answered: it must do nothing but ask
-the database. A server that restarts is waited for; writes that wait meanwhile are queued, and none that was
-committed is lost. If it stays away all who wait hear so at one time, and who asks later at once.
+A write may run again if the database rolled it back, and a read if the server did not answer. So these
+functions must do nothing but query the database. The store waits for a server that restarts. Writes are
+queued meanwhile, and no committed write is lost. If the server stays away, all waiting callers fail at the
+same time, and later callers fail at once.
 """
 
 import asyncio
@@ -39,13 +39,13 @@ __all__ = ["Synchronous", "TraceStore", "Work"]
 T = TypeVar("T")
 Work = Callable[[Connection], T]
 _GROUP = 256
-"""Writes that share a transaction at most: bounds how long the first of them waits."""
+"""Maximum number of writes in a transaction. It bounds how long the first of them waits."""
 _PAUSE_S = 0.2
 _TRIES = 5
-"""How often a write is tried that the database undid because of what others did."""
+"""How often a write is retried that the database rolled back because of concurrent transactions."""
 _READERS = 16
-"""Threads in which an event loop reads. They are the store's own: while a server is away all of them wait
-for it, and what else the loop does in threads must go on."""
+"""Number of threads in which an event loop reads. The store has its own limit: while a server is away, all of
+them wait for it, and other work that the loop runs in threads must not be blocked."""
 _readers: RunVar[anyio.CapacityLimiter] = RunVar("store readers")
 
 
@@ -69,14 +69,15 @@ class TraceStore:
         self._closed = False
         self._closing = threading.Lock()
         self._conn: Connection | None = None
-        """The writer's connection, while it is sound."""
+        """The writer's connection; None before the first write and after an error."""
         self._writer = threading.Thread(target=self._write_groups, name="store-writer", daemon=True)
         self._writer.start()
 
     @classmethod
     def create(cls, url: str, *, synchronous: Synchronous = "NORMAL") -> "TraceStore":
-        """Open a database after migrating it to this code's schema; makes it if there is none (PostgreSQL:
-        `createdb`).
+        """Migrate a database to this code's schema and open it.
+
+        A SQLite file is created if it does not exist. A PostgreSQL database must exist (`createdb`).
         """
         store = cls(url, synchronous=synchronous)
         try:
@@ -107,9 +108,9 @@ class TraceStore:
 
     @classmethod
     def outdated(cls, url: str) -> "TraceStore | None":
-        """An existing database of another schema revision, as it is; None for any other.
+        """Open an existing database if it has another schema revision, without migrating it; else None.
 
-        `runs`, `policies` and `policy_versions` have the same columns in every revision, and may be read.
+        `runs`, `policies` and `policy_versions` have the same columns in every revision and may be read.
         """
         store = cls(url)
         try:
@@ -119,37 +120,42 @@ class TraceStore:
         except StoreUnavailable:
             store.close()
             raise
-        except StoreError:  # there is none yet
+        except StoreError:  # it does not exist yet
             pass
         store.close()
         return None
 
     def submit(self, work: Work[T]) -> "Future[T]":
-        """Queue a write; the future resolves once it is committed. It cannot be cancelled: what was
-        submitted is written.
+        """Queue a write. Returns a future that resolves once the write is committed.
+
+        The future cannot be cancelled.
         """
         future: Future[T] = Future()
+        # A running future refuses to be cancelled. Otherwise the writer could store a write whose caller was
+        # told that it was cancelled.
         future.set_running_or_notify_cancel()
+        # Under the lock, no write can be queued behind the None with which `close` ends the writer: its
+        # future would never resolve.
         with self._closing:
             self._refuse_misuse()
             self._queue.put((work, future))
         return future
 
     def write(self, work: Work[T]) -> T:
-        """Do a write and wait for its commit. Raises `StoreError` if the database refuses,
-        `StoreUnavailable` for now.
+        """Run a write and wait for its commit.
+
+        Raises `StoreError` if the database refuses it, and `StoreUnavailable` if it may succeed later.
         """
         return self.submit(work).result()
 
     async def awrite(self, work: Work[T]) -> T:
-        """`write`, without blocking the event loop. A caller that is cancelled meanwhile does not take its
-        write back.
-        """
+        """Like `write`, without blocking the event loop. Cancelling the caller does not undo the write."""
         return await asyncio.wrap_future(self.submit(work))
 
     def read(self, work: Work[T]) -> T:
-        """Run a short read; all its statements see one state of the database. Raises `StoreError` if the
-        database refuses.
+        """Run a short read, all of whose statements see one state of the database.
+
+        Raises `StoreError` if the database refuses it.
         """
         self._refuse_misuse()
         with self._refusals():
@@ -164,9 +170,7 @@ class TraceStore:
                 time.sleep(_PAUSE_S)
 
     async def aread(self, work: Work[T]) -> T:
-        """`read`, without blocking the event loop. A caller that is cancelled meanwhile leaves the read to
-        end by itself.
-        """
+        """Like `read`, without blocking the event loop. A cancelled caller waits until the read has ended."""
         try:
             readers = _readers.get()
         except LookupError:
@@ -175,17 +179,18 @@ class TraceStore:
         return await anyio.to_thread.run_sync(self.read, work, limiter=readers)
 
     def watch(self, poll_s: float, longest_s: float = 1.0) -> StoreWatch:
-        """Waits until others may have changed what work depends on; look at the store first after it was
-        made.
+        """Return a watch for changes that work depends on. Look at the store once after creating it.
 
-        Where the database tells of changes (PostgreSQL) a wait ends with one, or after `longest_s`; elsewhere
-        after `poll_s`.
+        If the database can notify (PostgreSQL), a wait ends at a change or after `longest_s`; otherwise it
+        ends after `poll_s`.
         """
         self._refuse_misuse()
         return self._backend.watch(self._engine, poll_s, longest_s)
 
     def close(self) -> None:
-        """Commit what is queued and close. Safe to call twice, and without effect in a forked child."""
+        """Commit the queued writes and close. Safe to call twice. Has no effect in a forked child."""
+        # The writer thread does not exist in a forked child: joining it would wait forever. And closing the
+        # inherited connections would disturb the parent's.
         if os.getpid() != self._pid:
             return
         with self._closing:
@@ -209,7 +214,7 @@ class TraceStore:
             raise StoreError(f"The trace store {shown(self.url)} is closed.")
 
     def _connected_once(self, work: Work[T]) -> T:
-        """Work on a connection that is closed behind it."""
+        """Run work on a connection that is closed afterwards."""
         with self._refusals():
             try:
                 with self._engine.connect() as conn:
@@ -218,6 +223,7 @@ class TraceStore:
                 self._engine.dispose()
 
     def _write_groups(self) -> None:
+        """Write queued items in groups until the None that `close` queues."""
         while (first := self._queue.get()) is not None:
             group = [first]
             last = False
@@ -227,8 +233,10 @@ class TraceStore:
                     last = True
                 else:
                     group.append(item)
+            # Retry one by one: a transaction of one write holds few locks, so it is unlikely to run into the
+            # same conflict again. This also keeps the order in which the writes were submitted.
             undone = self._write_group(group)
-            for tries in range(_TRIES):  # one by one: what takes one lock at a time is in nobody's way
+            for tries in range(_TRIES):
                 undone = [
                     item for again in undone for item in self._write_group([again], last=tries == _TRIES - 1)
                 ]
@@ -237,12 +245,13 @@ class TraceStore:
         self._disconnect()
 
     def _write_group(self, group: list["_Item"], *, last: bool = False) -> list["_Item"]:
-        """One transaction; futures resolve after its commit, so that a result is never seen that could still
-        be lost.
+        """Write a group in one transaction.
 
-        Returns those that may be tried again, because others were in their way or the server went away before
-        the commit; with `last` they fail instead.
+        Returns the items to retry: those that conflicted with other transactions, or all of them if the
+        server went away before the commit. With `last`, these items fail instead.
         """
+        # Futures resolve only after the commit. A caller that saw its result earlier could act on a write
+        # that is still lost, such as a harness acting on an answer that the store does not have.
         done: list[tuple[Future[Any], Any]] = []
         failed: list[tuple[Future[Any], Exception]] = []
         again: list[_Item] = []
@@ -259,12 +268,14 @@ class TraceStore:
                     except _UndoneError as error:
                         failed += [(future, error)] if last else []
                         again += [] if last else [(work, future)]
-                    except Exception as error:  # noqa: BLE001 the caller's own function failed: it is the caller who hears of it
+                    except Exception as error:  # noqa: BLE001 raised by the caller's function: passed to the caller
                         failed.append((future, error))
                 committing = True
                 transaction.commit()
-        except Exception as error:  # noqa: BLE001 nothing of the group is committed: every writer hears why
+        except Exception as error:  # noqa: BLE001 the group was not committed: passed to every caller
             self._disconnect()
+            # Retrying is safe only before COMMIT was sent. After that the server may have committed, and a
+            # second run would write everything twice. Before BEGIN, `_begin` has waited long enough already.
             if begun and not committing and not last and self._went_away(error):
                 return group
             self._fail(group, error, unknown=committing)
@@ -276,8 +287,10 @@ class TraceStore:
         return again
 
     def _fail(self, group: list["_Item"], error: Exception, *, unknown: bool) -> None:
-        """Tell all of a group why it failed. Whether a server that vanished during the commit made it,
-        nobody can know.
+        """Fail all futures of a group.
+
+        `unknown`: the error came during the commit. If the server vanished then, the message says that the
+        group may have been stored.
         """
         if isinstance(error, _TransactionLostError):
             error = self._refusal(error.__cause__ or error)
@@ -293,14 +306,11 @@ class TraceStore:
         return error.__cause__ is not None and self._backend.away(error.__cause__)
 
     def _begin(self) -> RootTransaction:
-        """The writer's transaction. Nothing of it has begun yet, so a server that is away may be waited
-        for.
-        """
+        """Begin the writer's transaction. Waits for a server that is away."""
         while True:
             try:
-                if (
-                    self._conn is None
-                ):  # it keeps one: taking one from the pool costs as much as a small write
+                # The writer keeps its connection: getting one from the pool costs as much as a small write.
+                if self._conn is None:
                     self._conn = self._engine.connect().execution_options(**WRITING)
                 transaction = self._conn.begin()
             except self._backend.errors as error:
@@ -320,15 +330,20 @@ class TraceStore:
                 conn.close()
 
     def _write_one(self, conn: Connection, work: Work[T]) -> T:
-        """Run one write in a savepoint. Raises `_TransactionLostError` if the database rolled back more
-        than that.
+        """Run one write in a savepoint.
+
+        Raises `_TransactionLostError` if the database rolled back the whole transaction, and `_UndoneError`
+        if it rolled back this write because of concurrent transactions.
         """
+        # Savepoints go directly to the driver: SQLAlchemy's `begin_nested` costs more than a small write.
         driver: Any = conn.connection.driver_connection
         driver.execute("SAVEPOINT one_write")
         try:
             result = work(conn)
             driver.execute("RELEASE one_write")
         except Exception as error:
+            # SQLite rolls everything back by itself when the disk is full, and a lost connection takes the
+            # transaction with it. Continuing would run the next writes outside a transaction.
             if not self._backend.in_transaction(conn):
                 raise _TransactionLostError(self._backend.explain(error)) from error
             driver.execute("ROLLBACK TO one_write")
@@ -342,7 +357,7 @@ class TraceStore:
 
     @contextlib.contextmanager
     def _refusals(self) -> Iterator[None]:
-        """Turns what the database refuses into a `StoreError` that says what to do."""
+        """Turn errors of the database into a `StoreError` that says what to do."""
         try:
             yield
         except self._backend.errors as error:
@@ -357,8 +372,9 @@ _Item = tuple[Work[Any], "Future[Any]"]
 
 
 class _Outage:
-    """Since when a server has not answered. Readers and the writer share it, so that all of them give up
-    together.
+    """Tracks how long a server has not answered.
+
+    Readers and the writer share one, so that all of them give up at the same time.
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -366,14 +382,14 @@ class _Outage:
         self._since = self._seen = -math.inf
 
     def ended(self) -> None:
-        """It answers."""
+        """Record that the server answers."""
         self._since = -math.inf
 
     def too_long(self) -> bool:
-        """Whether it has been away for longer than anybody waits. One of which nobody heard for long
-        begins anew.
-        """
+        """Record a failed attempt. Returns whether the server has been away for longer than `patience_s`."""
         now = time.monotonic()
+        # If nobody has tried for a long time, the server may have been back in between. Count a new outage,
+        # so that the caller waits instead of failing at once.
         if self._since == -math.inf or now - self._seen > 4 * self._patience_s:
             self._since = now
         self._seen = now
@@ -385,6 +401,4 @@ class _TransactionLostError(StoreError):
 
 
 class _UndoneError(StoreUnavailable):
-    """The database undid one write because of what others did at the same time; done again it may go
-    through.
-    """
+    """The database rolled back one write because of concurrent transactions. A retry may succeed."""
