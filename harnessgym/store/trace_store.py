@@ -170,7 +170,7 @@ class TraceStore:
                 time.sleep(_PAUSE_S)
 
     async def aread(self, work: Work[T]) -> T:
-        """Like `read`, without blocking the event loop. A cancelled caller waits until the read has ended."""
+        """Like `read`, without blocking the event loop. Cancelling the caller does not stop the read."""
         try:
             readers = _readers.get()
         except LookupError:
@@ -233,8 +233,8 @@ class TraceStore:
                     last = True
                 else:
                     group.append(item)
-            # Retry one by one: a transaction of one write holds few locks, so it is unlikely to run into the
-            # same conflict again. This also keeps the order in which the writes were submitted.
+            # Retry one by one: a transaction of a single write holds few locks, so it is unlikely to run into
+            # the same conflict again.
             undone = self._write_group(group)
             for tries in range(_TRIES):
                 undone = [
@@ -335,7 +335,8 @@ class TraceStore:
         Raises `_TransactionLostError` if the database rolled back the whole transaction, and `_UndoneError`
         if it rolled back this write because of concurrent transactions.
         """
-        # Savepoints go directly to the driver: SQLAlchemy's `begin_nested` costs more than a small write.
+        # Savepoints go directly to the driver, because SQLAlchemy's execution of a statement costs more than
+        # the database's.
         driver: Any = conn.connection.driver_connection
         driver.execute("SAVEPOINT one_write")
         try:

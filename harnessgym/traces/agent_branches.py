@@ -1,6 +1,4 @@
-"""A rollout's agents with what each of them did: its calls, in branches that continue each other, and who
-started it.
-"""
+"""A rollout's agents as a tree, each with its calls grouped into branches and the event that started it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ _SIDE = ("side", "count")
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Calls of one agent, each continuing the one before."""
+    """Calls of one agent, each of which continues the previous one."""
 
     calls: tuple[CallFacts, ...]
 
@@ -24,17 +22,17 @@ class Branch:
 
     @property
     def sampled(self) -> int:
-        """Tokens sampled in it; those of a part that branches share are counted in the first."""
+        """Number of tokens sampled in it. Calls that branches share count in the first of these branches."""
         return sum(call.completion_len or 0 for call in self.calls)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentBranches:
-    """One agent; None stands for calls that are no agent's."""
+    """One agent; None for the calls that belong to no agent."""
 
     agent: AgentFacts | None
     spawn: GraphEvent | None
-    """What started it, if that is known."""
+    """The event that started it, if known."""
     branches: tuple[Branch, ...]
     children: "tuple[AgentBranches, ...]"
 
@@ -45,7 +43,7 @@ class AgentBranches:
 
 
 def agent_tree(graph: Graph) -> tuple[AgentBranches, ...]:
-    """Agents that no other started, with those that they started; calls of no agent last."""
+    """Return the agents that no other agent started, with those below them. Calls of no agent come last."""
     known = {agent.id for agent in graph.agents}
     events = {event.id: event for event in graph.events}
     children: dict[str | None, list[AgentFacts]] = {}
@@ -63,6 +61,8 @@ def agent_tree(graph: Graph) -> tuple[AgentBranches, ...]:
 
 
 def _branches(graph: Graph, agent_id: str | None) -> tuple[Branch, ...]:
+    # A call extends the branch that ends in its parent. If another call has already extended that branch, it
+    # no longer ends there, and the call opens a new one. Side calls never share a branch with others.
     own = [call for call in graph.calls.values() if call.agent_id == agent_id]
     branches: list[list[CallFacts]] = []
     ends: dict[str, list[CallFacts]] = {}
@@ -77,5 +77,5 @@ def _branches(graph: Graph, agent_id: str | None) -> tuple[Branch, ...]:
 
 
 def flat(tree: Sequence[AgentBranches]) -> list[AgentBranches]:
-    """Every agent of a tree, each before those that it started."""
+    """Return all agents of a tree, each before the agents that it started."""
     return [found for item in tree for found in (item, *flat(item.children))]

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: lines as they come, or a document for each rollout."""
+"""Writes files that appear complete or not at all: streamed lines, or a document per rollout."""
 
 import json
 import os
@@ -16,14 +16,14 @@ Json = dict[str, Any]
 
 @contextmanager
 def replacing(out: Path) -> Iterator[Path]:
-    """A path to write to, a file or a folder, that takes the place of `out` at the end. After an error it is
-    gone.
+    """Yield a path for a file or folder that replaces `out` at the end. After an error it is removed.
 
-    Raises `ConfigError` if `out` is a folder with something in it: that is never replaced.
+    Raises `ConfigError` if `out` is a folder that is not empty: such a folder is never replaced.
     """
     if out.is_dir() and any(out.iterdir()):
         raise ConfigError(f"The folder {out} is not empty. Name another, or empty it first.")
     out.parent.mkdir(parents=True, exist_ok=True)
+    # Next to `out`, because a rename is atomic only within one file system.
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         yield part
@@ -34,7 +34,7 @@ def replacing(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_text(out: Path) -> Iterator[IO[str]]:
-    """`replacing`, for one text file. Raises `ConfigError` if `out` is a folder."""
+    """Like `replacing`, for one text file. Raises `ConfigError` if `out` is a folder."""
     if out.is_dir():
         raise ConfigError(
             f"{out} is a folder; this format is one file. Name a file, e.g. {out / 'traces.jsonl'}."
@@ -46,7 +46,7 @@ def replacing_text(out: Path) -> Iterator[IO[str]]:
 def write_lines(
     rollouts: Iterable[TracedRollout], out: Path, lines: Callable[[TracedRollout], Iterable[Json]]
 ) -> int:
-    """One JSON object a line."""
+    """Write one JSON object per line. Returns how many."""
     written = 0
     with replacing_text(out) as file:
         for rollout in rollouts:
@@ -59,10 +59,10 @@ def write_lines(
 def write_documents(
     rollouts: Iterable[TracedRollout], out: Path, make: Callable[[TracedRollout], Json]
 ) -> int:
-    """A JSON document for each rollout: alone in a `.json` file, a line each in a `.jsonl` file, else a file
-    each in a folder.
+    """Write a JSON document per rollout. Returns how many.
 
-    Raises `ConfigError` for a `.json` file and more than one rollout.
+    A `.json` file holds a single document, a `.jsonl` file one per line; any other path is a folder with one
+    file per document. Raises `ConfigError` for a `.json` file and more than one rollout.
     """
     if out.suffix == ".jsonl":
         return write_lines(rollouts, out, lambda rollout: [make(rollout)])
@@ -89,7 +89,7 @@ def write_documents(
 
 
 def dumped(value: Any) -> str:
-    """Strict JSON. Raises `ValueError` for numbers that JSON has not."""
+    """Return strict JSON. Raises `ValueError` for numbers that JSON does not have (NaN, infinity)."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 

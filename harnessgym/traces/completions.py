@@ -1,8 +1,7 @@
-"""What calls were answered: read from the sampled tokens in the language of the policy, whose folder the
-store names.
+"""Answers of calls, decoded from the sampled tokens with the tokenizer and template of the policy.
 
-Without that folder the tokens stay what they are, and the reason is told. What an outside model said is also
-stored as it said it.
+The store names the policy's folder. If it is missing, the tokens cannot be decoded, and the answer says why.
+Answers of outside models are also stored as text.
 """
 
 import json
@@ -23,37 +22,37 @@ from harnessgym.traces.facts import CallFacts, RolloutFacts, run_config_of
 from harnessgym.traces.stored_bodies import StoredBodies
 
 AnswerSource = Literal["tokens", "body", "replay"]
-"""tokens: read from what was sampled. body: as the outside model said it. replay: as the harness sent it
-back later, which may leave something out."""
+"""tokens: decoded from the sampled tokens. body: the answer that the outside model sent. replay: the answer
+as the harness sent it back in a later request, which may lack something."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadAnswer:
-    """What a call was answered, as far as it is known."""
+    """The answer of a call, if it is known."""
 
     message: Message | None = None
     source: AnswerSource | None = None
     missing: str | None = None
-    """Why there is no message, where there should be one."""
+    """Why the message is missing, if there should be one."""
 
 
 @dataclass
 class Languages:
-    """Languages of policies, each folder read once."""
+    """Languages (tokenizer, template and parser) of policies. Each folder is read once."""
 
     folder: Path | None = None
-    """The folder to use instead of those that the store names, for a rollout's own policy."""
+    """Folder to use for a rollout's own policy instead of the one that the store names."""
     folders: Mapping[str, Path] = field(default_factory=dict)
-    """The same for policies by name."""
+    """Folders to use instead, by name of the policy."""
     parser: str = "hermes"
     renderer: str = "auto"
     _known: dict[Path, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, given: Sequence[str] | None) -> Self:
-        """With folders as an option gives them: `FOLDER`, or `NAME=FOLDER` for one of several policies.
+        """Parse the values of an option: `FOLDER`, or `NAME=FOLDER` for one of several policies.
 
-        Raises `ConfigError` for two folders for the same.
+        Raises `ConfigError` if a policy is given two folders.
         """
         named: dict[str, Path] = {}
         for text in given or ():
@@ -68,8 +67,9 @@ class Languages:
         return cls(named.pop("", None), named)
 
     def of_rollout(self, conn: Connection, rollout: RolloutFacts, policy_id: str | None = None) -> Any:
-        """The language of a rollout's policy, or of another policy of its run, or a text that says why
-        there is none.
+        """Return the language of a rollout's policy, or of another policy of its run.
+
+        If there is none, returns a text that says why.
         """
         policy_id = policy_id or rollout.policy_id
         given = self._given(conn, rollout, policy_id)
@@ -87,7 +87,7 @@ class Languages:
         return self._known[usable[0]]
 
     def _given(self, conn: Connection, rollout: RolloutFacts, policy_id: str) -> Path | None:
-        """The folder to use instead, if there is one."""
+        """Return the folder to use instead of the stored ones; None if none was given."""
         if self.folders:
             names = {found: name for name, found in policies.of_run(conn, rollout.run_id).items()}
             if names.get(policy_id) in self.folders:
@@ -100,14 +100,14 @@ class CallCompletions:
     """The answers of one rollout's calls."""
 
     _languages: Mapping[str | None, Any]
-    """By policy, None for the rollout's own; or a text that says why there is none."""
+    """Language by policy id (None is the rollout's own), or a text that says why there is none."""
     _ids: Mapping[str, IdArray]
-    """By segment."""
+    """Sampled ids by segment id."""
     _told: StoredBodies
 
     @classmethod
     def load(cls, conn: Connection, rollout: RolloutFacts, languages: Languages) -> "CallCompletions":
-        """Read what the store has."""
+        """Read a rollout's sampled tokens, its stored answers and the languages of its policies."""
         sampled = select(segments.c.id, segments.c.length, segments.c.ids)
         sampled = sampled.join(calls, calls.c.completion_segment == segments.c.id).where(
             calls.c.rollout_id == rollout.id
@@ -122,8 +122,10 @@ class CallCompletions:
         return cls(known, ids, StoredBodies.load(conn, rollout.id, "answer"))
 
     def of_call(self, call: CallFacts, *, id_prefix: str, tools: bool, raw: bool) -> ReadAnswer:
-        """What a call was answered. Ids of tool calls begin with `id_prefix`; without `tools` there are none;
-        `raw` answers have no markup at all.
+        """Return a call's answer.
+
+        Ids of tool calls begin with `id_prefix`. Without `tools`, tool calls are not parsed. With `raw`, the
+        answer is plain text and nothing is parsed.
         """
         ids = self._ids.get(call.completion_segment or "", ())
         told = self._told.of_call(call.id)
@@ -140,7 +142,7 @@ class CallCompletions:
         )
 
     def text(self, call: CallFacts, ids: Sequence[int]) -> str | None:
-        """Any tokens of a call's policy as text; None without its language."""
+        """Decode tokens of a call's policy; None if its language is missing."""
         language = self._languages[call.policy_id]
         return None if isinstance(language, str) else _text(language, ids)
 
@@ -163,7 +165,7 @@ def _text(language: Any, ids: Sequence[int]) -> str:
 
 
 def _folders(conn: Connection, rollout: RolloutFacts, policy_id: str) -> list[Path]:
-    """Where a policy's files may be: where the run got it from, or where its versions are."""
+    """Return the folders that may hold a policy's files: the run's source first, then its newest version."""
     config = run_config_of(conn, rollout.run_id)
     named = config.get("policy")
     if policy_id != rollout.policy_id:
@@ -178,7 +180,7 @@ def _folders(conn: Connection, rollout: RolloutFacts, policy_id: str) -> list[Pa
 
 
 def _told_message(body: bytes) -> Message | None:
-    """The message of a stored `chat.completion`."""
+    """Return the message of a stored `chat.completion`; None if the body is not one."""
     try:
         said = json.loads(body)["choices"][0]["message"]
         made = tuple(
@@ -195,5 +197,5 @@ def _told_message(body: bytes) -> Message | None:
 
 
 def _before(stops: Sequence[str], text: str) -> str:
-    """The text before the first stop string, which clients are not shown."""
+    """Return the text before the first stop string. Clients do not see the rest."""
     return text[: min((at for stop in stops if stop and (at := text.find(stop)) >= 0), default=len(text))]

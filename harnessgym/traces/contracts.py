@@ -1,4 +1,4 @@
-r"""Trace contracts: what a rollout must not do, written down in TOML, and the first step that breaks it.
+r"""Trace contracts: TOML rules for what a rollout must not do, and the first step that violates each rule.
 
 ```toml
 [[contracts]]
@@ -27,9 +27,10 @@ tool = "bash|shell"
 arguments = { command = 'rm\s+-rf\s+/' }
 ```
 
-Patterns are regular expressions: a tool's whole name must match, in an argument the pattern must be found.
-The check is pure and goes step by step, so the same contracts judge a recorded rollout and stop one that
-runs. After "Trace-Based Assurance" of agents: a contract says what, the trace says where.
+Patterns are regular expressions. A tool's whole name must match; in an argument the pattern may match
+anywhere. The check is pure and takes one step at a time, so the same contracts can judge a recorded rollout
+and stop a running one. After "Trace-Based Assurance" of agents: a contract says what is wrong, the trace says
+where.
 """
 
 import re
@@ -45,16 +46,16 @@ from harnessgym.traces.step import Pattern, RolloutStep, StepKind
 
 Scope = Literal["rollout", "agent"]
 ONLINE: frozenset[StepKind] = frozenset({"llm_call", "tool_call"})
-"""What the proxy sees as it happens."""
+"""Kinds of steps that the proxy sees while the rollout runs."""
 
 
 class _Named(Config):
     name: str = ""
-    """What reports call it; its kind if not given."""
+    """Name of the contract in reports; its kind by default."""
 
 
 class NeverBefore(_Named):
-    """`never` does not happen before `before` has happened."""
+    """`never` must not happen before `before` has happened."""
 
     kind: Literal["never_before"]
     never: Pattern
@@ -62,7 +63,7 @@ class NeverBefore(_Named):
 
 
 class AtMost(_Named):
-    """`what` happens no more than `n` times."""
+    """`what` may happen at most `n` times."""
 
     kind: Literal["at_most"]
     what: Pattern
@@ -71,24 +72,24 @@ class AtMost(_Named):
 
 
 class MustReturn(_Named):
-    """Every agent that is started returns; or every tool call has its result."""
+    """Every started agent must return, or every tool call must get a result."""
 
     kind: Literal["must_return"]
     what: Literal["agents", "tools"] = "agents"
     tool: str = ""
-    """Regular expression: only tools of that name, and agents started through them."""
+    """Regular expression: applies only to tools with a matching name and to agents started through them."""
 
 
 class Budget(_Named):
-    """No more than so much is used."""
+    """Limits on what may be used."""
 
     kind: Literal["budget"]
     tokens: int | None = Field(None, ge=0)
-    """Sampled."""
+    """Maximum number of sampled tokens."""
     calls: int | None = Field(None, ge=0)
-    """Of the model."""
+    """Maximum number of model calls."""
     wall_s: float | None = Field(None, gt=0)
-    """Seconds after the first step in which steps may be taken."""
+    """Seconds after the first step within which all steps must happen."""
     per: Scope = "rollout"
 
     @model_validator(mode="after")
@@ -99,7 +100,7 @@ class Budget(_Named):
 
 
 class ForbiddenTool(_Named):
-    """A tool is not called; or not with such arguments."""
+    """A tool must not be called, or not with matching arguments."""
 
     kind: Literal["forbidden_tool"]
     tool: str = Field(min_length=1)
@@ -107,12 +108,12 @@ class ForbiddenTool(_Named):
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
-        self.pattern  # noqa: B018 - refuses what is no regular expression
+        self.pattern  # noqa: B018 - raises if it is not a valid regular expression
         return self
 
     @property
     def pattern(self) -> Pattern:
-        """The calls that are forbidden."""
+        """The pattern of the forbidden calls."""
         return Pattern(tool=self.tool, arguments=self.arguments)
 
 
@@ -127,12 +128,12 @@ class Contracts(Config):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """The first step that breaks a contract."""
+    """The first step that violates a contract."""
 
     contract: str
     step: RolloutStep
     ordinal: int
-    """Position of the step in what was looked at, from 0."""
+    """Index of the step among those checked, from 0."""
     what: str
 
     def __str__(self) -> str:
@@ -141,10 +142,10 @@ class Violation:
 
 
 class ContractMonitor:
-    """Contracts over a rollout as it goes on. Of each contract only the first violation is kept.
+    """Checks contracts while a rollout runs. Keeps only the first violation of each contract.
 
     ```python
-    watch = Watch(contracts)
+    watch = ContractMonitor(contracts)
     for step in steps:
         watch.see(step)
     print(watch.end())
@@ -155,7 +156,7 @@ class ContractMonitor:
         self._rules = [(contract.name or contract.kind, _rule(contract)) for contract in contracts]
         self._seen = 0
         self._broken: dict[int, Violation] = {}
-        """By rule, in the order in which they were broken."""
+        """Violations by index of the rule, in the order they happened."""
 
     @property
     def violation(self) -> Violation | None:
@@ -163,7 +164,8 @@ class ContractMonitor:
         return next(iter(self._broken.values()), None)
 
     def see(self, step: RolloutStep) -> None:
-        """A step was taken."""
+        """Check a step and record it."""
+        # Check before recording it: a step must not satisfy or count against the rule that judges it.
         for index, (name, rule) in enumerate(self._rules):
             if index not in self._broken and (what := rule.breaks(step)) is not None:
                 self._broken[index] = Violation(name, step, self._seen, what)
@@ -171,7 +173,7 @@ class ContractMonitor:
         self._seen += 1
 
     def end(self) -> list[Violation]:
-        """The rollout is over: all violations, by step."""
+        """Finish the rollout. Returns all violations, ordered by step."""
         for index, (name, rule) in enumerate(self._rules):
             if index not in self._broken and (open_ := rule.left_open()) is not None:
                 self._broken[index] = Violation(name, *open_)
@@ -180,7 +182,7 @@ class ContractMonitor:
 
 
 def check(contracts: Iterable[Contract], steps: Iterable[RolloutStep]) -> list[Violation]:
-    """The first violation of each contract by a rollout's steps, which are in order of time; by step."""
+    """Return the first violation of each contract, ordered by step. `steps` must be in order of time."""
     watch = ContractMonitor(contracts)
     for step in steps:
         watch.see(step)
@@ -188,7 +190,7 @@ def check(contracts: Iterable[Contract], steps: Iterable[RolloutStep]) -> list[V
 
 
 def online(contracts: Sequence[Contract]) -> list[Contract]:
-    """The contracts that can be judged from model calls and the tools that they call."""
+    """Return the contracts that can be checked from model calls and tool calls alone."""
     return [contract for contract in contracts if _kinds(contract) <= ONLINE]
 
 
@@ -207,18 +209,18 @@ def _kinds(contract: Contract) -> frozenset[StepKind]:
 
 
 class _Rule(Protocol):
-    """One contract's state."""
+    """The state of one contract."""
 
     def breaks(self, step: RolloutStep) -> str | None:
-        """What is wrong with a step, if it comes next."""
+        """Say what is wrong with the next step; None if nothing is. Does not change the state."""
         ...
 
     def take(self, step: RolloutStep, ordinal: int) -> None:
-        """It came."""
+        """Record a step."""
         ...
 
     def left_open(self) -> tuple[RolloutStep, int, str] | None:
-        """The first step that something should have followed, and what is wrong."""
+        """Return the first step that still waits for another one, its index, and what is wrong."""
         ...
 
 
@@ -264,7 +266,7 @@ class _Count:
 class _Pending:
     contract: MustReturn
     open: dict[str, tuple[RolloutStep, int]] = field(default_factory=dict)
-    """By id of the step that opened it."""
+    """Open steps and their indices, by step id."""
 
     def breaks(self, step: RolloutStep) -> str | None:  # noqa: ARG002
         return None
@@ -352,9 +354,7 @@ def _scope(per: Scope, step: RolloutStep) -> str:
 
 
 def _answers(step: RolloutStep, opened: RolloutStep) -> bool:
-    """Whether a return or a result is that of a step: of the agent that it started, or of the tool call
-    that it is.
-    """
+    """Return whether a return or result closes `opened`: the spawn of its agent, or its tool call."""
     if opened.kind == "spawn" and opened.target_agent_id is not None:
         return step.agent_id == opened.target_agent_id
     return bool(opened.tool_call_id) and step.tool_call_id == opened.tool_call_id

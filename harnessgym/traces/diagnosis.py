@@ -1,8 +1,7 @@
-"""Why a request does not continue what came before it: which harness habit broke the branch, and where.
+"""Diagnoses why a request does not continue earlier calls: what the harness changed, and where.
 
-Pure functions of messages and texts, so that they hold for stored requests as well as for live ones. A break
-costs a training row; its class says whether the harness, its settings or the model's template is to be
-changed.
+These are pure functions of messages and texts, so they work for stored requests as well as for live ones. A
+break costs a training row. Its class says whether to change the harness, its settings or the model's template.
 """
 
 import re
@@ -36,20 +35,21 @@ BreakClass = Literal[
     "new_root",
     "dropped_messages",
 ]
-"""nonce: a date, id or counter changed inside an otherwise equal system or user message.
-stripped_reasoning: reasoning is missing where the policy had written some.
-tool_reserialisation: a tool call comes back in another form.
-bpe_drift: the same text was rendered as other tokens.
-stop_string: the answer ended at a stop string, so its tokens say more than the client was shown.
+"""nonce: a date, id or counter changed in an otherwise equal system or user message.
+stripped_reasoning: reasoning that the policy wrote is missing.
+tool_reserialisation: a tool call came back in a different form.
+bpe_drift: the same text was tokenised differently.
+stop_string: the answer ended at a stop string, so its tokens contain more than the client saw.
 length_cut: the answer was cut off before its end of turn.
 compaction: the conversation was summarised.
-edited_history: a message was changed, or an answer put in that the policy did not give.
-sub_agent: another system prompt or other tools, and a history of its own.
-handoff: another agent goes on with the conversation: the system prompt is another, dates and ids aside
-(where there is none: the tools are others), and the rest is that of an earlier call, with at least one
-answer of the policy in it. template: the chat template writes something else than was sampled. new_root:
-another conversation with the same system prompt and tools. dropped_messages: messages were left out of the
-middle, or an answer was."""
+edited_history: a message was changed, or an answer was inserted that the policy did not give.
+sub_agent: a different system prompt or different tools, and a history of its own.
+handoff: another agent continues the conversation. Its system prompt differs in more than dates and ids (or,
+without a system prompt, its tools differ). The rest is that of an earlier call and has at least one answer of
+the policy.
+template: the chat template renders an answer differently from what was sampled.
+new_root: a separate conversation with the same system prompt and tools.
+dropped_messages: messages in the middle, or an answer, were left out."""
 
 _SUMMARY = re.compile(
     r"summar(?:y|i[sz]e)|compact(?:ed|ion)|continued from a previous|previous conversation|conversation so far"
@@ -57,7 +57,7 @@ _SUMMARY = re.compile(
     re.IGNORECASE,
 )
 _QUOTED = 40
-"""A user message that quotes this many characters or more of an answer carries it on."""
+"""A user message that quotes an answer of at least this many characters carries that answer over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,35 +66,34 @@ class Break:
 
     kind: BreakClass
     detail: str
-    """The first message that differs, by index and role, the call it was compared with, and a short
-    difference."""
+    """Index and role of the first message that differs, the call it was compared with, and a short diff."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallConversation:
-    """What one call was asked and, once that is known, what it answered."""
+    """The messages of one call and its answer, if that is known."""
 
     call_id: str
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
     answer: Message | None = None
     turns: int | None = None
-    """How many of the assistant's messages the policy gave, the answer aside; those before them are
-    examples. None: all."""
+    """How many assistant messages in `messages` the policy wrote. Those before them are examples from the
+    prompt. None: all."""
 
     @property
     def whole(self) -> tuple[Message, ...]:
-        """Question and answer."""
+        """The messages and the answer."""
         return self.messages if self.answer is None else (*self.messages, self.answer)
 
 
 def diagnose(
     messages: Sequence[Message], tools: Sequence[ToolSpec], earlier: Sequence[CallConversation]
 ) -> Break | None:
-    """Where a request leaves the earlier conversation that it is most like, and what that looks like.
+    """Return where and why a request departs from the earlier conversation that it is most similar to.
 
-    `earlier` is in order, newest first. None if there is nothing to compare with, or if the request is the
-    beginning of an earlier conversation.
+    `earlier` is ordered newest first. Returns None if there is nothing to compare with, or if the request is
+    the beginning of an earlier conversation.
     """
     if not earlier:
         return None
@@ -122,8 +121,9 @@ def diagnose(
 
 
 def diagnose_rendering(sampled: str, rendered: str, answer: Message) -> tuple[BreakClass, str]:
-    """Why a template writes `rendered` from where the policy sampled `sampled`, which says `answer`: class
-    and reason.
+    """Return the class and reason of a template rendering `rendered` where the policy sampled `sampled`.
+
+    `answer` is the parsed form of `sampled`.
     """
     if rendered.startswith(sampled):
         return "bpe_drift", "the same text, rendered as other tokens"
@@ -144,7 +144,7 @@ def _classify(
     at: int,
     earlier: Sequence[CallConversation],
 ) -> tuple[BreakClass, str]:
-    """The class of a break at message `at`, and its reason."""
+    """Return the class of a break at message `at` and its reason."""
     ours = messages[at] if at < len(messages) else None
     theirs = near.whole[at] if at < len(near.whole) else None
     if ours is not None and theirs is not None and _is_nonce(ours, theirs):
@@ -161,11 +161,10 @@ def _classify(
 def _taken_over(
     messages: Sequence[Message], tools: Sequence[ToolSpec], earlier: Sequence[CallConversation]
 ) -> tuple[CallConversation, str] | None:
-    """The conversation of another agent that a request goes on with, and in what the agents differ; None if
-    there is none.
+    """Return the conversation of another agent that a request continues, and how the agents differ.
 
-    It has more answers in common with the request than any conversation of the same agent, and one of them is
-    the policy's.
+    It shares more answers with the request than any conversation of the same agent does, and the policy gave
+    at least one of them. Returns None if there is no such conversation.
     """
     own = 0
     others = list[tuple[int, CallConversation, str]]()
@@ -183,9 +182,10 @@ def _taken_over(
 
 
 def _history(messages: Sequence[Message], conversation: CallConversation) -> tuple[int, bool]:
-    """How many answers a request shares with a conversation, whatever the system prompts; and whether it goes
-    on with its history: the policy gave one of these answers, and one of the two is the beginning of the
-    other.
+    """Return how many answers a request shares with a conversation, and whether it continues its history.
+
+    System prompts are ignored. The request continues the history if the policy gave at least one of the
+    shared answers, and if one of the two is a prefix of the other.
     """
     ours = messages[_opening(messages) :]
     theirs = conversation.whole[_opening(conversation.whole) :]
@@ -199,8 +199,9 @@ def _history(messages: Sequence[Message], conversation: CallConversation) -> tup
 def _other_agent(
     messages: Sequence[Message], tools: Sequence[ToolSpec], conversation: CallConversation
 ) -> str:
-    """In what a request's agent differs from a conversation's; empty if it is the same. One that is merely
-    offered other tools under its system prompt is the same.
+    """Return how a request's agent differs from a conversation's; empty if it is the same agent.
+
+    With the same system prompt it is the same agent, even if it is offered other tools.
     """
     ours, theirs = (_instructions(each) for each in (messages, conversation.messages))
     changed = (
@@ -214,7 +215,7 @@ def _other_agent(
 
 
 def _opening(messages: Sequence[Message]) -> int:
-    """How many system messages open a conversation."""
+    """Return how many system messages a conversation begins with."""
     return next((at for at, message in enumerate(messages) if message.role != "system"), len(messages))
 
 
@@ -227,9 +228,7 @@ def _answers(messages: Sequence[Message]) -> int:
 
 
 def _changed_message(ours: Message, theirs: Message, rest: Sequence[Message]) -> tuple[BreakClass, str]:
-    """The class of a message that is another than it was; `rest` is the earlier conversation from there
-    on.
-    """
+    """Return the class of a changed message and its reason. `rest` is the earlier conversation from it on."""
     skipped = next((count for count, other in enumerate(rest) if _same(ours, other)), None)
     if skipped is not None:
         return "dropped_messages", f"{skipped} messages are left out"
@@ -250,9 +249,9 @@ def _is_nonce(ours: Message, theirs: Message) -> bool:
 def _nearest(
     messages: Sequence[Message], tools: Sequence[ToolSpec], earlier: Sequence[CallConversation]
 ) -> tuple[CallConversation, int]:
-    """The conversation that shares most leading messages, and how many.
+    """Return the conversation that shares the most leading messages, and how many.
 
-    Of several it is the one whose next message is most alike, then one with the same tools, then the newest.
+    Among equals, prefers the one whose next message is most similar, then the same tools, then the newest.
     """
     shared = [_leading(messages, conversation.whole) for conversation in earlier]
     best = max(shared)
@@ -273,7 +272,7 @@ def _leading(messages: Sequence[Message], whole: Sequence[Message]) -> int:
 
 
 def _likeness(message: Message, rest: Sequence[Message]) -> float:
-    """How much of two messages is a common beginning or end, from 0 to 1."""
+    """Return the fraction of two messages that is a common beginning or end, from 0 to 1."""
     if not rest or rest[0].role != message.role:
         return 0.0
     one = message.content
@@ -282,7 +281,7 @@ def _likeness(message: Message, rest: Sequence[Message]) -> float:
 
 
 def _same(one: Message, other: Message) -> bool:
-    """Whether two messages are equal, or one answer in two of the forms in which clients send it back."""
+    """Return whether two messages are equal, or are the same answer in two forms that clients send back."""
     if one.digest == other.digest:
         return True
     if one.role != "assistant" or other.role != "assistant":
@@ -300,9 +299,7 @@ def _occurs(message: Message, among: Sequence[Message]) -> bool:
 
 
 def _is_root(messages: Sequence[Message], whole: Sequence[Message], at: int) -> bool:
-    """Whether a request that has `at` messages in common with an earlier conversation does not go on with
-    that one.
-    """
+    """Return whether a request starts a new conversation, though it shares `at` messages with an earlier one."""
     answers = [message for message in messages if message.role == "assistant"]
     opening = all(message.role == "system" for message in messages[:at])
     return at == len(messages) > 0 == len(answers) or (
@@ -313,7 +310,7 @@ def _is_root(messages: Sequence[Message], whole: Sequence[Message], at: int) -> 
 def _another_root(
     messages: Sequence[Message], tools: Sequence[ToolSpec], near: CallConversation, at: int
 ) -> tuple[BreakClass, str]:
-    """The class of a conversation that shares no more than its system prompt with an earlier one."""
+    """Return the class and reason for a conversation that shares at most its system prompt with another."""
     if changed := _tools_changed(tools, near.tools):
         return "sub_agent", changed
     systems = [message.content for message in messages if message.role == "system"]
@@ -326,12 +323,12 @@ def _another_root(
 def _summarised(
     messages: Sequence[Message], tools: Sequence[ToolSpec], near: CallConversation, at: int
 ) -> str:
-    """Why a request asks for a summary of an earlier conversation; empty if it does not."""
+    """Return why a request seems to ask for a summary of an earlier conversation; empty if it does not."""
     return _asks_for_summary(messages, tools) if near.tools and at == len(near.whole) < len(messages) else ""
 
 
 def _asks_for_summary(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
-    """What shows that a request asks for a summary; empty if nothing does."""
+    """Return the evidence that a request asks for a summary; empty if there is none."""
     return (
         "it asks for a summary, without the tools" if not tools and _speaks_of_summary(messages[-1]) else ""
     )
@@ -344,7 +341,7 @@ def _compacted(
     at: int,
     earlier: Sequence[CallConversation],
 ) -> str:
-    """Why a request is what is left of a summarised conversation; empty if it is not."""
+    """Return why a request seems to be a summarised conversation; empty if it does not."""
     longest = max((len(other.whole) for other in earlier if _same_system(messages, other.whole)), default=0)
     new = [message for message in messages[at:] if message.role == "user"]
     if longest < 4 or len(messages) >= longest or not new:
@@ -368,7 +365,7 @@ def _compacted(
 
 
 def _same_system(messages: Sequence[Message], whole: Sequence[Message]) -> bool:
-    """Whether two conversations have the same system prompt, or none."""
+    """Return whether two conversations have the same system prompt, or both none."""
     first = messages[0]
     other = whole[0]
     return _same(first, other) if "system" in (first.role, other.role) else True
@@ -379,7 +376,9 @@ def _speaks_of_summary(message: Message) -> bool:
 
 
 def _changed_answer(theirs: Message, ours: Message) -> tuple[BreakClass, str]:
-    """The class of an answer that came back as something else."""
+    """Return the class and reason for an answer that came back changed."""
+    # From the most specific explanation to the most general one: only the reasoning differs, then the form
+    # of the tool calls, then anything else.
     old, new = replay_form(theirs), replay_form(ours)
     if replace(old, reasoning="").digest == replace(new, reasoning="").digest:
         if new.reasoning in old.reasoning:
@@ -396,16 +395,14 @@ def _changed_answer(theirs: Message, ours: Message) -> tuple[BreakClass, str]:
 
 
 def _flattened(old: Message, new: Message) -> bool:
-    """Whether the tool calls of an answer now stand in its text."""
+    """Return whether tool calls of an answer came back as part of its text."""
     return len(new.tool_calls) < len(old.tool_calls) and all(
         call.name in new.content for call in old.tool_calls
     )
 
 
 def _alike(one: ToolCall, other: ToolCall) -> bool:
-    """Whether two calls are one whose arguments were written in other types, quoted otherwise, or filled
-    up with defaults.
-    """
+    """Return whether two tool calls are the same but for types, quoting or added defaults of the arguments."""
     if one.name != other.name:
         return False
     old, new = one.parsed, other.parsed
@@ -423,7 +420,7 @@ def _letters(text: str) -> str:
 
 
 def _tools_changed(tools: Sequence[ToolSpec], others: Sequence[ToolSpec]) -> str:
-    """How the tools differ; empty if they do not."""
+    """Return how the tools differ; empty if they do not."""
     if list(tools) == list(others):
         return ""
     new = _names(tools)
@@ -442,7 +439,7 @@ def _names(tools: Sequence[ToolSpec]) -> list[str]:
 
 
 def _spoken(message: Message) -> str:
-    """All that a message says, as text."""
+    """Return everything in a message as text."""
     return "\n".join(_pieces(message))
 
 
@@ -456,6 +453,6 @@ def _pieces(message: Message) -> Iterator[str]:
 
 
 def _end(text: str, part: str, start: int) -> int:
-    """Where `part` ends in `text`; `start` if it is not there."""
+    """Return where `part` ends in `text`; `start` if it does not occur."""
     found = text.find(part, start) if part else -1
     return start if found < 0 else found + len(part)

@@ -1,6 +1,4 @@
-"""Where two texts differ, for people: one short hunk; and what of a text is only dates, ids, counts and
-places.
-"""
+"""Short differences between two texts, and which parts of a text are only dates, ids, counts or paths."""
 
 import re
 from difflib import SequenceMatcher
@@ -9,18 +7,18 @@ from functools import lru_cache
 _CONTEXT = 40
 _SIDE = 200
 _LINE = 280
-"""Characters shown around a difference, of each side of it, and of a line, at most."""
+"""Maximum characters shown around a difference, of each side of it, and of a line."""
 _REMEMBERED = 64
-"""Texts of which it is known what stays: system texts, which come again and again."""
+"""Number of texts whose stable form is cached. System texts come with every request."""
 _VOLATILE_CHARACTERS = 2_000
-"""Where more than this differs, it is more than dates and ids."""
+"""A longer difference is more than dates and ids."""
 _WORD = re.compile(r"\w+|\s+|[^\w\s]")
 _VOLATILE = re.compile(
     r"\d|^(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day|mon|tue|wed|thu|fri|sat|sun|jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?"
     r"|apr(?:il)?|may|june?|july?|aug(?:ust)?|sep(?:t|tember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?|am|pm|[0-9a-f]{6,})$",
     re.IGNORECASE,
 )
-"""A word that names a date, a time, an id or a count."""
+"""Matches a word that names a date, a time, an id or a count."""
 _LETTERS = re.compile(r"\w+")
 _UUID = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
 _PATH = re.compile(r"""(?<![\w/\\<.~])~?[/\\][^\s<>"'`),;]*""")
@@ -30,14 +28,15 @@ _WORKING = re.compile(
     r"(?:\b[cp]wd|directory|directories|workspace|worktree)\b(?:\s+is|\s+at)?[\s:=>\"'`(]{1,4}(?:[a-z]:)?$",
     re.IGNORECASE,
 )
-"""What stands, within that many characters, before the path of a working directory."""
+"""Matches the text that introduces the path of a working directory, within `_SAID` characters before it."""
 _NUMBERS = re.compile(r"0(?:[\s.,:/+-]{0,4}0)+")
-"""What is left of a date or a time once each of its words is a 0."""
+"""Matches a date or time after each of its words was replaced by 0."""
 
 
 def difference(old: str, new: str) -> str:
-    """A unified difference of characters: one hunk from the first to the last that differs, in at most 600
-    characters.
+    """Return a unified diff of characters: one hunk from the first to the last difference.
+
+    It has at most about 600 characters.
     """
     start, tail = common_ends(old, new)
     before, after = (
@@ -51,8 +50,9 @@ def difference(old: str, new: str) -> str:
 
 
 def only_volatile(old: str, new: str) -> bool:
-    """Whether two texts differ in nothing but words that name dates, times, ids and counts, and agree in
-    more than that.
+    """Return whether two texts differ only in words that name dates, times, ids and counts.
+
+    The texts must also have more in common than differs.
     """
     start, tail = _whole_words(old, *common_ends(old, new))
     one = old[start : len(old) - tail]
@@ -77,9 +77,11 @@ def only_volatile(old: str, new: str) -> bool:
 
 @lru_cache(maxsize=_REMEMBERED)
 def without_volatile(text: str) -> str:
-    """What stays of a text when it is written another day, elsewhere, or for another count: two texts that
-    differ only in that have it in common. Whitespace does not count.
+    """Return the stable form of a text, without dates, ids, counts, temporary and working directories.
+
+    Two texts that differ only in these, or in whitespace, have the same stable form.
     """
+    # UUIDs and paths go first: they consist of several words, and single words would not be recognised.
     text = _UUID.sub("0", _PATH.sub(_placeless, text))
     volatile = {word for word in set(_LETTERS.findall(text)) if _VOLATILE.search(word)}
     text = _LETTERS.sub(lambda word: "0" if word[0] in volatile else word[0], text)
@@ -87,13 +89,14 @@ def without_volatile(text: str) -> str:
 
 
 def common_ends(old: str, new: str) -> tuple[int, int]:
-    """Lengths of the common beginning and, of what is left, the common end."""
+    """Return the lengths of the common beginning and of the common end of the rest."""
     start = common_start(old, new)
     return start, common_start(old[start:][::-1], new[start:][::-1])
 
 
 def common_start(one: str, other: str) -> int:
-    """Length of the common beginning."""
+    """Return the length of the common beginning."""
+    # Binary search over slices: comparing them runs in C, while a loop over characters would not.
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -105,13 +108,13 @@ def common_start(one: str, other: str) -> int:
 
 
 def _placeless(path: re.Match[str]) -> str:
-    """A path, or 0 if it is told as the working directory or is one of a temporary folder."""
+    """Return a path, or 0 if the text calls it the working directory or it is in a temporary folder."""
     before = path.string[max(0, path.start() - _SAID) : path.start()]
     return "0" if _TEMPORARY.match(path[0]) or _WORKING.search(before) else path[0]
 
 
 def _whole_words(text: str, start: int, tail: int) -> tuple[int, int]:
-    """A common beginning and end, shortened so that they cut no word."""
+    """Shorten a common beginning and end so that they do not cut words."""
     while start > 0 and (text[start - 1].isalnum() or text[start - 1] == "_"):
         start -= 1
     while tail > 0 and (text[len(text) - tail].isalnum() or text[len(text) - tail] == "_"):

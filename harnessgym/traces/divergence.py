@@ -1,14 +1,13 @@
-"""What a way of making rows costs: tokens trained under a context other than the one they were sampled in,
-and tokens lost.
+"""Measures ways of building training rows: tokens trained in a context they were not sampled in, tokens lost.
 
-The forest's own rows are measured here, and beside them two published builders on the same calls. Both take
-the calls of a rollout as a proxy of text recorded them, each with its prompt and its completion in tokens:
+It measures the forest's own rows and, on the same calls, two published builders. Both take the calls of a
+rollout as a text proxy records them, each with its prompt and completion as tokens:
 
 - `per_request`: a row per call.
 - `prefix_merging`: a call joins the chain whose newest prompt is the longest prefix of its own. A chain
-  becomes one row: the first prompt, then each completion as it was sampled, and between two of them what the
-  later prompt has behind the earlier one from its first end of turn on. Where there is no such token, as
-  after an equal prompt, the chain ends.
+  becomes one row: the first prompt, then each completion as it was sampled. Between two completions stands
+  the part of the later prompt that follows the earlier prompt, from its first end of turn on. If that part
+  has no end of turn, as after an equal prompt, the chain ends.
 
 Source of both: NVIDIA-NeMo/ProRL-Agent-Server (Polar, arXiv 2605.24220), `trajectory/builder`.
 """
@@ -28,7 +27,7 @@ from harnessgym.traces.trajectories import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class SampledCall:
-    """One call: what the engine was given and what was sampled."""
+    """One call: the prompt that the engine got and the tokens that were sampled."""
 
     id: str
     prompt: IdArray
@@ -36,7 +35,7 @@ class SampledCall:
     completion: IdArray
     """int32 [C]"""
     stopped: bool = True
-    """Whether it ended by itself, with an end of turn."""
+    """Whether the completion ended with an end of turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class RowSpan:
 
 @dataclass(frozen=True, slots=True)
 class BuiltRow:
-    """One row, however it was made."""
+    """One row, from any builder."""
 
     ids: IdArray
     """int32 [T]"""
@@ -59,20 +58,18 @@ class BuiltRow:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Rows against the calls they are made of. Counts are of sampled tokens, but for `rows` and
-    `row_tokens`.
-    """
+    """A comparison of rows with their calls. All counts but `rows` and `row_tokens` are of sampled tokens."""
 
     rows: int
     row_tokens: int
-    """Tokens of all rows: what a trainer has to compute."""
+    """Tokens of all rows, which a trainer has to compute."""
     sampled: int
     trained: int
     """Trained at least once."""
     wrong_context: int
-    """Trained behind tokens other than the call's prompt."""
+    """Trained after tokens other than the call's prompt."""
     repeated: int
-    """Trained more than once, the first time not counted."""
+    """Trained again after the first time."""
 
     @property
     def lost(self) -> int:
@@ -81,10 +78,10 @@ class Divergence:
 
 
 def sampled_calls(conn: Connection, rollout_id: str, trajectory: Trajectory) -> list[SampledCall]:
-    """The calls of a rollout that are not excluded from training, in order, their prompts rebuilt segment by
-    segment.
+    """Return the calls of a rollout that are not excluded from training, in order.
 
-    Raises `TraceError` if a rebuilt prompt is not what the upstream client put on the wire.
+    Prompts are rebuilt from their segments. Raises `TraceError` if a rebuilt prompt is not what the upstream
+    client put on the wire.
     """
     names = ("id", "prompt_len", "prompt_hash", "prompt_segment", "completion_segment", "finish_reason")
     query = select(*(calls.c[name] for name in names)).join(sessions, sessions.c.id == calls.c.session_id)
@@ -107,7 +104,7 @@ def sampled_calls(conn: Connection, rollout_id: str, trajectory: Trajectory) -> 
 
 
 def forest(trajectory: Trajectory) -> list[BuiltRow]:
-    """The rows that are trained here, in the form that `measure` takes."""
+    """Return a trajectory's own rows in the form that `measure` takes."""
     return [
         BuiltRow(
             row.ids,
@@ -118,12 +115,12 @@ def forest(trajectory: Trajectory) -> list[BuiltRow]:
 
 
 def per_request(sampled: Sequence[SampledCall]) -> list[BuiltRow]:
-    """A row per call."""
+    """Build a row per call."""
     return [_joined([call.prompt, call.completion], [(call, 1)]) for call in sampled]
 
 
 def prefix_merging(sampled: Sequence[SampledCall]) -> list[BuiltRow]:
-    """A row per chain of prompts."""
+    """Build a row per chain of prompts."""
     end = next((int(call.completion[-1]) for call in sampled if call.stopped and len(call.completion)), None)
     chains: list[list[SampledCall]] = []
     for call in sampled:
@@ -137,8 +134,9 @@ def prefix_merging(sampled: Sequence[SampledCall]) -> list[BuiltRow]:
 
 
 def measure(rows: Sequence[BuiltRow], sampled: Sequence[SampledCall]) -> Divergence:
-    """Compare rows with the calls they were made of. Raises `TraceError` if a row trains what its call did
-    not sample.
+    """Compare rows with the calls they were built from.
+
+    Raises `TraceError` if a row trains tokens that its call did not sample.
     """
     by_id = {call.id: call for call in sampled}
     wrong = 0
@@ -177,19 +175,18 @@ def _merged(chain: Sequence[SampledCall], end: int | None) -> BuiltRow:
 
 
 def _between(before: SampledCall, call: SampledCall, end: int | None) -> IdArray | None:
-    """What stands between two completions; None if the later prompt has no end of turn behind the earlier
-    one.
-    """
+    """Return the tokens between two completions; None if the added prompt has no end of turn."""
     added = call.prompt[len(before.prompt) :]
     (ends,) = np.nonzero(added == end) if end is not None else (np.empty(0, np.int64),)
     if not len(ends):
         return None
+    # If the completion already ends its turn, the end of turn in the prompt is the same token: skip it.
     closed = len(before.completion) > 0 and int(before.completion[-1]) == end
     return added[int(ends[0]) + (1 if closed else 0) :]
 
 
 def _joined(pieces: Sequence[IdArray], placed: Sequence[tuple[SampledCall, int]]) -> BuiltRow:
-    """A row of pieces, of which the numbered ones are completions."""
+    """Build a row from pieces. `placed` names the calls and the indices of the pieces that they sampled."""
     starts = np.cumsum([0, *(len(piece) for piece in pieces)])
     parts = tuple(RowSpan(call.id, int(starts[index]), int(starts[index + 1])) for call, index in placed)
     return BuiltRow(np.concatenate(pieces), parts)
@@ -200,7 +197,7 @@ def _is_prefix(short: IdArray, long: IdArray) -> bool:
 
 
 def _segments(conn: Connection, rollout_id: str) -> dict[str, tuple[str | None, IdArray]]:
-    """Parent and ids by segment id."""
+    """Return parent and token ids by segment id."""
     query = select(segments.c.id, segments.c.parent_id, segments.c.length, segments.c.ids)
     query = query.join(sessions, sessions.c.id == segments.c.session_id).where(
         sessions.c.rollout_id == rollout_id

@@ -1,1 +1,1 @@
-"""The Agent Trajectory Interchange Format: its schema, and how messages are converted to it and back."""
+"""The Agent Trajectory Interchange Format (ATIF): its schema, and conversion of messages to it and back."""

@@ -1,5 +1,7 @@
-"""Messages as ATIF has them, and back: text or parts, arguments as objects beside the text that the policy
-wrote.
+"""Converts messages to ATIF and back.
+
+Content is text or parts. Arguments of tool calls are objects; if the policy wrote them in another form, its
+text is kept as well.
 """
 
 import json
@@ -12,7 +14,7 @@ _TYPES = {"png": "image/png", "gif": "image/gif", "webp": "image/webp"}
 
 
 def content_of(message: Message) -> schema.Content:
-    """What a message says: its text, with its images behind."""
+    """Return a message's content: its text, followed by its images."""
     if not message.images:
         return message.content
     shown = [
@@ -25,7 +27,7 @@ def content_of(message: Message) -> schema.Content:
 def message_of(
     role: Role, content: schema.Content | None, *, tool_call_id: str | None = None, extra: dict[str, Any] | None = None
 ) -> Message:  # fmt: skip
-    """The message of a content. What is neither text nor an image is told in words."""
+    """Return the message for a content. Parts that are neither text nor images become `[TYPE]`."""
     name = (extra or {}).get("name")
     if not isinstance(content, list):
         return Message(role, content or "", tool_call_id=tool_call_id, name=name)
@@ -39,14 +41,15 @@ def message_of(
 
 
 def tool_calls_of(message: Message) -> list[schema.AtifToolCall] | None:
-    """The tool calls of an answer. Arguments that are no object, or are written in another way, are kept
-    as text beside it.
+    """Return the tool calls of an answer; None if it has none.
+
+    The text of the arguments is kept in `extra` unless it is exactly the JSON that their object would give.
     """
     return [_tool_call(call) for call in message.tool_calls] or None
 
 
 def answer_of(step: schema.AtifStep) -> Message:
-    """What a step of the agent says."""
+    """Return the answer that a step of the agent holds."""
     said = message_of("assistant", step.message, extra=step.extra)
     calls = tuple(
         ToolCall(call.tool_call_id, call.function_name, (call.extra or {}).get("text", _text(call.arguments)))

@@ -1,5 +1,6 @@
-"""What our export writes into `extra` of an ATIF document, as models. What has another shape is another
-project's.
+"""Models of what our export writes into `extra` of an ATIF document.
+
+A value of any other shape comes from another project.
 """
 
 from typing import Annotated, Any
@@ -30,7 +31,7 @@ class ToldRollout(_Told):
 
 
 class ToldReward(_Told):
-    """One of `rewards` of a document."""
+    """An item of a document's `rewards`."""
 
     unit: RewardUnit
     target: str
@@ -41,7 +42,7 @@ class ToldReward(_Told):
 
 
 class ToldSpawn(_Told):
-    """One of `spawned` of an agent."""
+    """An item of an agent's `spawned`."""
 
     id: str
     t: float
@@ -87,7 +88,7 @@ class ToldCall(_Told):
 
 
 def ours(model: type[_Told], value: object) -> Json:
-    """A value as our export wrote it; empty for one that is another project's."""
+    """Return a value as our export wrote it; empty if it has another shape."""
     try:
         return model.model_validate(value).model_dump(exclude_unset=True)
     except ValidationError:

@@ -1,5 +1,6 @@
-"""ATIF v1.8, the Agent Trajectory Interchange Format of Harbor, as models that allow no other fields and hold
-its rules.
+"""Models of ATIF v1.8, the Agent Trajectory Interchange Format of Harbor.
+
+They allow no other fields and enforce the format's rules.
 
 Source: Harbor's RFC 0001 and `harbor.models.trajectories`.
 """
@@ -20,7 +21,7 @@ class _Strict(BaseModel):
 
 
 class Media(_Strict):
-    """Where an image or a recording is."""
+    """The location of an image or recording."""
 
     media_type: str
     path: str
@@ -45,7 +46,7 @@ Content = str | list[ContentPart]
 
 
 class SubagentRef(_Strict):
-    """Where a delegated trajectory is: embedded under its id, or in a file."""
+    """Reference to a delegated trajectory: embedded under its id, or in a file."""
 
     trajectory_id: str | None = None
     session_id: str | None = None
@@ -69,7 +70,7 @@ class AtifToolCall(_Strict):
 
 
 class AtifResult(_Strict):
-    """What came back of one tool call, or of something else."""
+    """The result of one tool call or of something else."""
 
     source_call_id: str | None = None
     content: Content | None = None
@@ -78,7 +79,7 @@ class AtifResult(_Strict):
 
 
 class AtifObservation(_Strict):
-    """What came back."""
+    """All results of a step."""
 
     results: list[AtifResult]
 
@@ -97,7 +98,7 @@ class Metrics(_Strict):
 
 
 class AtifStep(_Strict):
-    """One message, or one turn of the agent with what came of it."""
+    """One message, or one turn of the agent with its results."""
 
     step_id: int = Field(ge=1)
     timestamp: str | None = None
@@ -137,7 +138,7 @@ class AtifStep(_Strict):
 
 
 class AtifAgent(_Strict):
-    """Who acts."""
+    """The agent that acts."""
 
     name: str
     version: str
@@ -158,7 +159,7 @@ class FinalMetrics(_Strict):
 
 
 class AtifTrajectory(_Strict):
-    """One agent's steps, with those of the agents it delegated to."""
+    """The steps of one agent and of the agents that it delegated to."""
 
     schema_version: SchemaVersion = "ATIF-v1.8"
     session_id: str | None = None
