@@ -1,7 +1,8 @@
 """Diagnoses why a request does not continue earlier calls: what the harness changed, and where.
 
 These are pure functions of messages and texts, so they work for stored requests as well as for live ones. A
-break costs a training row. Its class says whether to change the harness, its settings or the model's template.
+break costs a training row. Its class says whether to change the harness, its settings or the model's
+template.
 """
 
 import re
@@ -57,7 +58,7 @@ _SUMMARY = re.compile(
     re.IGNORECASE,
 )
 _QUOTED = 40
-"""A user message that quotes an answer of at least this many characters carries that answer over."""
+"""A user message that quotes an answer of at least this many characters carries it over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +300,7 @@ def _occurs(message: Message, among: Sequence[Message]) -> bool:
 
 
 def _is_root(messages: Sequence[Message], whole: Sequence[Message], at: int) -> bool:
-    """Return whether a request starts a new conversation, though it shares `at` messages with an earlier one."""
+    """Return whether a request starts a new conversation, despite `at` messages shared with an earlier one."""
     answers = [message for message in messages if message.role == "assistant"]
     opening = all(message.role == "system" for message in messages[:at])
     return at == len(messages) > 0 == len(answers) or (
@@ -402,7 +403,7 @@ def _flattened(old: Message, new: Message) -> bool:
 
 
 def _alike(one: ToolCall, other: ToolCall) -> bool:
-    """Return whether two tool calls are the same but for types, quoting or added defaults of the arguments."""
+    """Return whether two tool calls differ only in types, quoting or added defaults of their arguments."""
     if one.name != other.name:
         return False
     old, new = one.parsed, other.parsed

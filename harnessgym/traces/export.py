@@ -1,12 +1,12 @@
-"""The contract of an export: recorded rollouts in another project's form, one after the other and never all
-in memory.
+"""The contract of an export: writes recorded rollouts in another project's format, one at a time.
 
     export(store, rollout_ids, "parquet", Path("rows.parquet"))
 
-A member of `exports/` is one format. What a format has no place for is left out, and its docstring says so.
+Each member of `exports/` is one format. What a format has no place for is left out; its docstring says what.
 
-Where a run has several policies, a row has one policy's tokens. A format whose records do not say whose they
-are is written for one policy: whoever trains on the file would train one model on what another one sampled.
+In a run with several policies, a row has the tokens of one policy. If a format's records do not name their
+policy, the file is written for one policy only. Otherwise a trainer could train one model on tokens that
+another one sampled.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,20 +31,20 @@ from harnessgym.traces.trajectories import Trajectory, rows_of
 from harnessgym.traces.transcript import Transcript, transcript
 
 TellsPolicies = Literal["rows", "calls"]
-"""How a format tells several policies apart. rows: every record names the policy whose tokens it has. calls:
-a record is a whole rollout, and names the policy of every call.
+"""How a format tells several policies apart. rows: every record names the policy of its tokens. calls: a
+record is a whole rollout and names the policy of every call.
 """
 
 
 @dataclass
 class TracedRollout:
-    """One rollout; each view of it is read when it is first asked for."""
+    """One rollout. Each view of it is read on first access."""
 
     store: TraceStore
     id: str
     languages: Languages
     sampled_by: str | None = None
-    """The name of the policy whose tokens are wanted, of several; None for all."""
+    """Name of the policy whose tokens are wanted; None for all policies."""
 
     @cached_property
     def facts(self) -> RolloutFacts:
@@ -53,17 +53,17 @@ class TracedRollout:
 
     @cached_property
     def graph(self) -> Graph:
-        """Its agents, events, edges and rewards."""
+        """Its graph: agents, events, edges and rewards."""
         return self.store.read(lambda conn: graph(conn, self.id))
 
     @cached_property
     def transcript(self) -> Transcript:
-        """What was said."""
+        """Its messages, call by call."""
         return self.store.read(lambda conn: transcript(conn, self.id, self.languages))
 
     @cached_property
     def trajectory(self) -> Trajectory:
-        """Its training rows: those of the policy that is wanted."""
+        """Its training rows, of the policy `sampled_by` if that is set."""
         found = self.store.read(lambda conn: rows_of(conn, self.id, group_id=self.facts.group_id))
         if self.sampled_by is None:
             return found
@@ -72,17 +72,17 @@ class TracedRollout:
 
     @cached_property
     def policies(self) -> dict[str, str]:
-        """Names of its run's policies, by id."""
+        """Names of its run's policies by id."""
         found = self.store.read(lambda conn: policies.of_run(conn, self.facts.run_id))
         return {policy_id: name for name, policy_id in found.items()}
 
     @cached_property
     def segments(self) -> dict[str, Segment]:
-        """Its tokens, by segment."""
+        """Its token segments by id."""
         return self.store.read(lambda conn: calls.segments_of(conn, sessions.of_rollout(conn, self.id)))
 
     def path(self, segment_id: str) -> list[int]:
-        """All tokens from the root through a segment."""
+        """Return all tokens from the root through a segment."""
         parts = list[TokenIds]()
         at = self.segments.get(segment_id)
         while at is not None:
@@ -92,45 +92,44 @@ class TracedRollout:
 
     @cached_property
     def sampling(self) -> frozenset[str]:
-        """Names of the policies that were asked in it."""
+        """Names of the policies that were called in it."""
         return frozenset(map(self.policy_of, self.graph.calls.values()))
 
     def policy_of(self, call: CallFacts) -> str:
-        """The name of the policy that a call asked."""
+        """Return the name of the policy that a call was sent to."""
         return self.policies[call.policy_id or self.facts.policy_id]
 
     @cached_property
     def reward(self) -> float | None:
-        """What it was trained on: the channel `total` of the rollout, or `reward` where the run has no
-        weights.
-        """
+        """The reward that it was trained on: channel `total`, or `reward` if the run does not weigh rewards."""
         return self._rewards.get(TOTAL, self._rewards.get("reward"))
 
     @cached_property
     def group_rewards(self) -> list[float]:
-        """The same of every rollout of its group that has one."""
+        """The same reward of every rollout of its group that has one."""
         channel = TOTAL if TOTAL in self._rewards else "reward"
         return self.store.read(lambda conn: group_rewards_of(conn, self.facts.group_id, channel))
 
     @cached_property
     def _rewards(self) -> dict[str, float]:
-        """The rollout's own, by channel."""
+        """Rewards of the rollout itself by channel."""
         return {item.channel: item.value for item in self.graph.rewards if item.unit == "rollout"}
 
     @cached_property
     def trained_by(self) -> dict[str, str]:
-        """By policy: the latest training of it that counts."""
+        """Id of the latest ledger row by policy. Steps into orphaned versions do not count."""
         made = (policy_versions.c.policy_id == trained.c.policy_id) & (
             policy_versions.c.version == trained.c.version
         )
         counts = (trained.c.rollout_id == self.id, ~policy_versions.c.orphaned)
         steps = select(trained.c.policy_id, trained.c.id).join(policy_versions, made).where(*counts)
+        # In order of steps, so that the latest one of a policy overwrites those before it.
         found = self.store.read(lambda conn: conn.execute(steps.order_by(trained.c.step, trained.c.id)).all())
         return {row.policy_id: row.id for row in found}
 
     @cached_property
     def advantages(self) -> dict[str, list[tuple[int, int, float]]]:
-        """What the latest training of each policy gave: (start, end, value) within a segment, by segment."""
+        """Advantages of each policy's latest training: (start, end, value) within a segment, by segment id."""
         columns = [advantages.c[name] for name in ("segment_id", "start", "end", "value")]
         query = select(*columns).where(advantages.c.trained_id.in_(self.trained_by.values()))
         out: dict[str, list[tuple[int, int, float]]] = {}
@@ -140,38 +139,39 @@ class TracedRollout:
 
 
 class Export(Protocol):
-    """One format. One that tells several policies apart says how in a class attribute `tells_policies:
-    TellsPolicies`.
+    """One format.
+
+    A format that tells several policies apart has a class attribute `tells_policies: TellsPolicies`.
     """
 
     def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
-        """Write rollouts as they come; how many records that made. Raises `ConfigError` for a path it
-        cannot use.
+        """Write rollouts as they are read. Returns the number of records.
+
+        Raises `ConfigError` for a path that the format cannot use.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export wrote."""
+    """The result of an export."""
 
     path: Path
     rollouts: int
     records: int
-    """Lines, rows or documents, as the format has them."""
+    """Number of lines, rows or documents, depending on the format."""
 
 
 def export(
     store: TraceStore, rollout_ids: Iterable[str], format: str, out: Path, languages: Languages | None = None,  # noqa: A002
     sampled_by: str | None = None,
 ) -> Exported:  # fmt: skip
-    """Write rollouts in a format: a registered name or `module:Class`. What stood at `out` is replaced when
-    all is written.
+    """Write rollouts in a format: a registered name or `module:Class`. Replaces `out` once all is written.
 
-    `sampled_by` names the policy whose tokens are written, of several; a rollout in which it sampled none has
-    no record. Raises `ConfigError` for an unknown format, for a policy that the run has not, and for a format
-    that must be told which of several policies to write; `StoreError` for an unknown rollout, `TraceError`
-    for one that cannot be written. Then nothing is left at `out` that was not there before.
+    `sampled_by` names the policy whose tokens are written; a rollout without tokens of it has no record.
+    Raises `ConfigError` for an unknown format, for a policy that the run does not have, and if the format
+    needs `sampled_by` because several policies sampled. Raises `StoreError` for an unknown rollout and
+    `TraceError` for one that cannot be written. After an error `out` is unchanged.
     """
     member: Export = load("export", format)()
     tells: TellsPolicies | None = getattr(member, "tells_policies", None)
@@ -190,17 +190,17 @@ def export(
 
 @dataclass
 class _Passing:
-    """Counts what passes, and stops at what the format cannot tell apart."""
+    """Counts the rollouts that pass, and raises if the format cannot tell their policies apart."""
 
     format: str
     tells: TellsPolicies | None
     sampled_by: str | None
     number: int = 0
     _met: dict[str, set[str]] = field(default_factory=dict)
-    """Policies that sampled what has passed, by run: policies of different runs may be one model."""
+    """Policies that sampled so far, by run. Policies of different runs may be the same model."""
 
     def of(self, rollouts: Iterator[TracedRollout]) -> Iterator[TracedRollout]:
-        """The same rollouts."""
+        """Yield the same rollouts."""
         for rollout in rollouts:
             known = rollout.policies.values()
             if self.sampled_by is not None and self.sampled_by not in known:
@@ -226,7 +226,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def needed(module: str, format: str) -> ConfigError:  # noqa: A002
-    """What to say when a format needs a package that is not installed."""
+    """Return the error for a format that needs a package that is not installed."""
     return ConfigError(
         f"The format {format!r} needs {module}, which is not installed: pip install 'harnessgym-rl[export]'."
     )

@@ -25,7 +25,8 @@ def content_of(message: Message) -> schema.Content:
 
 
 def message_of(
-    role: Role, content: schema.Content | None, *, tool_call_id: str | None = None, extra: dict[str, Any] | None = None
+    role: Role, content: schema.Content | None, *,
+    tool_call_id: str | None = None, extra: dict[str, Any] | None = None,
 ) -> Message:  # fmt: skip
     """Return the message for a content. Parts that are neither text nor images become `[TYPE]`."""
     name = (extra or {}).get("name")

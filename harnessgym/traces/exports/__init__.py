@@ -1,3 +1,4 @@
-"""Forms in which recorded rollouts are given to other projects, one file each. The contract is
-`harnessgym.traces.export`.
+"""Formats in which rollouts are exported to other projects, one per file.
+
+The contract is `harnessgym.traces.export`.
 """

@@ -1,9 +1,9 @@
-"""AReaL arrays: the tensor dictionary of a trajectory, one JSON object a line and branch.
+"""AReaL arrays: the tensor dictionary of a trajectory, one JSON object per line and branch.
 
-Names and shapes as `to_tensor_dict` in AReaL's `areal/experimental/openai/types.py` makes them, a batch of
-one in front: `input_ids`, `loss_mask`, `versions` int64 [1, T] (version -1 where nothing was sampled),
-`logprobs` float32 [1, T], `attention_mask` bool [1, T], `rewards` float32 [1]. `arrays` gives them as numpy
-arrays; a line holds the same as lists.
+Names and shapes are those of `to_tensor_dict` in AReaL's `areal/experimental/openai/types.py`, with a leading
+batch dimension of one: `input_ids`, `loss_mask`, `versions` int64 [1, T] (version -1 where nothing was
+sampled), `logprobs` float32 [1, T], `attention_mask` bool [1, T], `rewards` float32 [1]. `arrays` yields them
+as numpy arrays; a line holds the same values as lists.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,8 +27,9 @@ class Areal:
 
 
 def arrays(rollout: TracedRollout) -> Iterator[dict[str, npt.NDArray[Any]]]:
-    """The rows of a rollout. Raises `TraceError` for one without a reward: AReaL's rows cannot say that
-    there is none.
+    """Yield the rows of a rollout.
+
+    Raises `TraceError` if the rollout has no reward: AReaL's rows cannot express that.
     """
     if rollout.reward is None:
         raise TraceError(

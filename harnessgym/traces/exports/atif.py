@@ -1,13 +1,12 @@
-"""ATIF v1.8: a document for each rollout, its token fields filled: the exact prompt and completion ids and
-the logprobs.
+"""ATIF v1.8: a document per rollout, with the exact prompt ids, completion ids and logprobs.
 
-The agent that appeared first is the root; those it spawned are its `subagent_trajectories`, and the result of
-the tool call that spawned one refers to it. Calls that are no agent's (titles, classifiers) form a trajectory
-of their own, `side calls`. What a request added stands as steps in front of the answer; results of tools
-stand in the observation of the step that called them. `extra.call` of a step says what ATIF has no field for:
-branches, versions, sampling, status; with it an import gives the same calls again. The model of an agent is
-the policy that it asked first; a step that another one answered names that. Events other than spawns, and
-edges, have no place in it.
+The agent that appeared first is the root. Agents that it spawned are its `subagent_trajectories`, and the
+result of the tool call that spawned an agent refers to it. Calls that belong to no agent (titles,
+classifiers) form a separate trajectory, `side calls`. What a request added becomes steps before the answer;
+tool results are in the observation of the step that called the tool. `extra.call` of a step holds what ATIF
+has no field for (branches, versions, sampling, status), so that an import can restore the same calls. The
+model of an agent is the first policy that it called; a step that another policy answered names that one.
+Events other than spawns, and edges, are left out.
 """
 
 from collections import OrderedDict
@@ -29,7 +28,7 @@ from harnessgym.traces.wire_messages import tools_to_wire
 
 Json = dict[str, Any]
 SIDE = "side calls"
-"""Name of the trajectory of calls that are no agent's."""
+"""Name of the trajectory of calls that belong to no agent."""
 
 
 class Atif:
@@ -43,7 +42,7 @@ class Atif:
 
 
 def document(rollout: TracedRollout) -> Json:
-    """A rollout as an ATIF document. Raises `TraceError` if it has no calls: ATIF wants a step at least."""
+    """Return a rollout as an ATIF document. Raises `TraceError` if it has no calls: ATIF needs a step."""
     voices: OrderedDict[str, list[Exchange]] = OrderedDict((agent.id, []) for agent in rollout.graph.agents)
     for exchange in rollout.transcript.exchanges:
         voices.setdefault(exchange.call.agent_id or f"{exchange.call.session_id}:side", []).append(exchange)
@@ -52,6 +51,7 @@ def document(rollout: TracedRollout) -> Json:
     made = {name: _trajectory(rollout, name, agents.get(name), said, voices) for name, said in voices.items()}
     if not made:
         raise TraceError(f"Rollout {rollout.id} has no calls; an ATIF document has one step at least.")
+    # An agent whose parent has no trajectory, e.g. because it made no calls, goes below the root.
     root = next(iter(made.values()))
     for name, trajectory in made.items():
         parent = made.get(agents[name].parent_agent_id or "") if name in agents else None
@@ -107,7 +107,7 @@ def _trajectory(
 
 
 def _about(rollout: TracedRollout, agent: AgentFacts) -> Json:
-    """What ATIF has no field for, and the event that spawned the agent."""
+    """Return what ATIF has no field for, and the events that spawned the agent."""
     spawned = [event for event in rollout.graph.of_kind("spawn") if event.target_agent_id == agent.id]
     names = ("id", "t", "agent_id", "attributes", "evidence", "confidence", "source")
     out: Json = {"role": agent.role, "parent": agent.parent_agent_id, "evidence": agent.evidence}
@@ -121,15 +121,15 @@ class _Steps:
     rollout: TracedRollout
     agent_id: str
     model: str
-    """The policy that goes without saying."""
+    """The agent's default policy, which steps need not name."""
     speakers: Container[str | None]
-    """Who has a trajectory."""
+    """Ids of the agents that have a trajectory."""
     made: list[schema.AtifStep] = field(default_factory=list)
     _called: dict[str, schema.AtifStep] = field(default_factory=dict)
-    """Id of a tool call to the latest step that has it."""
+    """Maps the id of a tool call to the latest step that made it."""
 
     def add(self, exchange: Exchange, tools: list[Json]) -> None:
-        """What a request added, then what it was answered. `tools` are those that go without saying."""
+        """Add what a request added, then its answer. `tools` are the agent's default tools."""
         heard = [self._heard(message) for message in exchange.new]
         call = exchange.call
         answer = exchange.answer or Message("assistant")
@@ -158,7 +158,7 @@ class _Steps:
         return step
 
     def _heard(self, message: Message) -> list[int]:
-        """Where a message stands: [step], or [step, result]."""
+        """Add a message of a request. Returns its position: [step], or [step, result]."""
         extra = None if message.name is None else {"name": message.name}
         if message.role == "tool":
             return self._result(message, extra)
@@ -192,7 +192,7 @@ class _Steps:
         return [step.step_id, len(step.observation.results) - 1]
 
     def _spawned(self, tool_call_id: str) -> list[schema.SubagentRef]:
-        """Agents that a tool call started, and that said something."""
+        """Return references to the agents that a tool call started and that have a trajectory."""
         started = dict.fromkeys(
             event.target_agent_id
             for event in self.rollout.graph.of_kind("spawn")
@@ -206,7 +206,7 @@ class _Steps:
 
 
 def _counts(call: CallFacts) -> tuple[int, int | None]:
-    """Prompt and completion tokens; of an import without token ids those that it told."""
+    """Return prompt and completion tokens; for an import without token ids, the reported counts."""
     told = call.usage.get("told_completion_tokens", call.completion_len)
     return call.usage.get("told_prompt_tokens", call.prompt_len), told
 
@@ -226,7 +226,7 @@ def _metrics(rollout: TracedRollout, call: CallFacts) -> schema.Metrics:
 
 
 def _call(exchange: Exchange, heard: list[list[int]]) -> Json:
-    """What an import needs to make the same call again."""
+    """Return what an import needs to restore the same call."""
     call = exchange.call
     names = (
         "id",

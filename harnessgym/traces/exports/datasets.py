@@ -1,8 +1,7 @@
-"""Training rows as a Hugging Face dataset: a folder that `datasets.load_dataset(FOLDER)` reads, and the Hub
-as it is.
+"""Training rows as a Hugging Face dataset: a folder for `datasets.load_dataset(FOLDER)` or for the Hub.
 
 README.md                 the card, which names the configuration and its files
-data/train-00000.parquet  the rows, as the format `parquet` has them
+data/train-00000.parquet  the rows in the format `parquet`
 """
 
 from collections.abc import Iterable
@@ -37,8 +36,9 @@ class Datasets:
     tells_policies: ClassVar[TellsPolicies] = "rows"
 
     def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
-        """Write the dataset. Raises `ConfigError` if `out` is a file or a folder with something in it, or
-        without pyarrow.
+        """Write the dataset.
+
+        Raises `ConfigError` if `out` is a file or a folder that is not empty, or if pyarrow is missing.
         """
         if out.is_file():
             raise ConfigError(f"{out} is a file; a dataset is a folder. Name a new one.")

@@ -1,14 +1,13 @@
-"""The orchestration trace schema of awesome-llm-mas-rl: a document for each rollout, validated before it is
-written.
+"""The orchestration trace schema of awesome-llm-mas-rl: a document per rollout, validated before writing.
 
-The schema has no model call among its ten kinds of event. A call is a decision of its agent about what to do
-next, so it is an `orchestrator_decision` with `x_event: "llm_call"`; those without that field are decisions
-in the schema's own sense. A request that the proxy refused is a `safety_event` with `x_event:
-"refused_request"`. What else the schema has no field for is in `x_` fields of events, which it allows:
-`x_call_id` and `x_token_ref` (segments, counts, policy and versions of its tokens), attributes, evidence, and
-on the target of an inferred edge `x_inferred_edges`. The first event has the rollout and its agents.
+None of the schema's ten kinds of event is a model call. A call is its agent's decision about what to do next,
+so it becomes an `orchestrator_decision` with `x_event: "llm_call"`. Decisions without that field are those in
+the schema's own sense. A request that the proxy refused is a `safety_event` with `x_event:
+"refused_request"`. Everything else that the schema has no field for is in `x_` fields of events, which it
+allows: `x_call_id`, `x_token_ref` (segments, counts, policy and versions of the tokens), attributes, evidence,
+and `x_inferred_edges` on the target of an inferred edge. The first event holds the rollout and its agents.
 
-`t` is Unix seconds. Rewards of the rollout are keyed by channel, others by `unit/target/channel`.
+`t` is in Unix seconds. Rewards of the rollout are keyed by channel, others by `unit/target/channel`.
 """
 
 from collections.abc import Iterable
@@ -25,7 +24,7 @@ from harnessgym.traces.mas_schema import KINDS, check
 
 Json = dict[str, Any]
 NOBODY = "unattributed"
-"""The agent of what is no agent's."""
+"""Agent of the events that belong to no agent."""
 _OURS = {"llm_call": "orchestrator_decision", "refused_request": "safety_event"}
 _UNITS = ("token", "turn", "message", "tool_call", "agent", "rollout", "team")
 
@@ -36,14 +35,15 @@ class Mas:
     tells_policies: ClassVar[TellsPolicies] = "calls"
 
     def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
-        """Write them. Raises `TraceError` for a rollout in which nothing happened, `ConfigError` without
-        jsonschema.
+        """Write the documents.
+
+        Raises `TraceError` for a rollout without events, and `ConfigError` if jsonschema is missing.
         """
         return write_documents(rollouts, out, document)
 
 
 def document(rollout: TracedRollout) -> Json:
-    """A rollout as a trace of the schema."""
+    """Return a rollout as a trace of the schema. Raises `TraceError` if it has no events."""
     found = rollout.graph
     if not found.events:
         raise TraceError(f"Rollout {rollout.id} has no events; an orchestration trace has one at least.")
@@ -108,7 +108,7 @@ def _event(rollout: TracedRollout, event: GraphEvent) -> Json:
 
 
 def _token_ref(call: CallFacts, policy: str) -> Json:
-    """Where the call's tokens are in the store, and how many."""
+    """Return where the call's tokens are in the store, and how many there are."""
     return {
         "prompt_tokens": call.usage.get("told_prompt_tokens", call.prompt_len),
         "completion_tokens": call.usage.get("told_completion_tokens", call.completion_len) or 0,
@@ -129,7 +129,7 @@ def _facts(found: Graph) -> Json:
 
 
 def _topology(agents: tuple[AgentFacts, ...]) -> str:
-    """From who spawned whom: a harness alone, one that delegates, or delegates that delegate."""
+    """Derive the topology from the spawns: a single agent, delegation, or delegates that delegate."""
     parents = {agent.id: agent.parent_agent_id for agent in agents}
     spawned = [agent.id for agent in agents if agent.parent_agent_id is not None]
     if len(agents) <= 1:
@@ -145,7 +145,7 @@ def _key(reward: RewardFacts) -> str:
 
 
 def _costs(events: list[Json]) -> Json:
-    """All from the events, so that a trace which was read back costs the same."""
+    """Compute costs from the events alone, so that an imported trace has the same costs."""
     used = [event["x_token_ref"] for event in events if event.get("x_token_ref")]
     prompt, completion = (sum(ref[name] for ref in used) for name in ("prompt_tokens", "completion_tokens"))
     ends = [event["t"] + event.get("x_duration_s", 0.0) for event in events]

@@ -1,10 +1,11 @@
-"""OpenTelemetry spans in the GenAI semantic conventions, as OTLP/JSON: a line for each rollout, which a
-collector's `otlpjsonfile` receiver reads, and which an OTLP/HTTP endpoint takes as it is.
+"""OpenTelemetry spans in the GenAI semantic conventions, as OTLP/JSON with one line per rollout.
 
-A rollout is a trace: `invoke_agent` spans for it and for each agent, inside them `chat` spans for calls and
-`execute_tool` spans for tool calls; the model of a call is its policy. Other events are span events of their
-agent, rewards are `gen_ai.evaluation.result` events of the rollout, edges other than temporal ones are links
-of the span that they lead to. Token ids are left out: `harnessgym.*` attributes name the call and the
+A collector's `otlpjsonfile` receiver reads the file, and an OTLP/HTTP endpoint accepts each line.
+
+A rollout is a trace. It has `invoke_agent` spans for the rollout and each agent. Inside these are `chat` spans
+for calls, whose model is the policy, and `execute_tool` spans for tool calls. Other events are span events of
+their agent. Rewards are `gen_ai.evaluation.result` events of the rollout. Edges other than temporal ones are
+links of the span that they lead to. Token ids are left out: `harnessgym.*` attributes name the call and the
 segments that have them.
 """
 
@@ -28,7 +29,7 @@ _INTERNAL = 1
 _CLIENT = 3
 _ERROR = 2
 _SPANS = ("llm_call", "tool_call", "tool_result")
-"""Kinds of events that are spans, or ends of one."""
+"""Kinds of events that are spans or end one."""
 _PROVIDER = "harnessgym"
 
 
@@ -43,7 +44,7 @@ class Otel:
 
 
 def request(rollout: TracedRollout) -> Json:
-    """A rollout as an `ExportTraceServiceRequest`."""
+    """Return a rollout as an `ExportTraceServiceRequest`."""
     scope = {"name": "harnessgym", "version": version("harnessgym-rl")}
     resource = {
         "attributes": _attributes(
@@ -63,7 +64,7 @@ class _Spans:
     results: Mapping[tuple[str | None, str], GraphEvent]
     """Tool results by agent and id of the tool call."""
     edges: Mapping[str, list[Edge]]
-    """By the event that they lead to; without the temporal ones."""
+    """Edges by the event that they lead to, without temporal ones."""
 
     @classmethod
     def of(cls, rollout: TracedRollout) -> "_Spans":
@@ -79,7 +80,7 @@ class _Spans:
         return cls(rollout, said, results, edges)
 
     def all(self) -> Iterator[Json]:
-        """The rollout, its agents, their calls, their tool calls."""
+        """Yield the spans of the rollout, its agents, calls and tool calls."""
         yield self._whole()
         for agent in self.rollout.graph.agents:
             yield self._agent(agent)
@@ -236,7 +237,7 @@ class _Spans:
         return _span_event(f"harnessgym.{event.kind}", event.t, {**known, **judged, **attributes})
 
     def _times(self, agent_id: str | None) -> tuple[float, float]:
-        """From the first thing that an agent did to its last, or those of the rollout."""
+        """Return when an agent's first event began and its last one ended; of the whole rollout for None."""
         events = [
             event for event in self.rollout.graph.events if agent_id is None or event.agent_id == agent_id
         ]
@@ -252,7 +253,7 @@ class _Spans:
 
 
 def _spoken(message: Message) -> Json:
-    """A message as the conventions write it: parts of text, reasoning, tool calls and their responses."""
+    """Return a message in the conventions' form: parts of text, reasoning, tool calls and responses."""
     parts: list[Json] = [{"type": "reasoning", "content": message.reasoning}] if message.reasoning else []
     if message.role == "tool":
         parts.append(
@@ -298,9 +299,10 @@ def _value(value: Any) -> Json:
 
 
 def _nanoseconds(t: float) -> str:
+    # A float of Unix seconds resolves about a quarter of a microsecond. Finer digits would be noise.
     return str(round(t * 1e6) * 1000)
 
 
 def _hex(row_id: str, size: int) -> str:
-    """The id of a trace or a span: from the row's, so that every export has the same."""
+    """Return the id of a trace or span, derived from the row's id so that all exports agree."""
     return blake2b(row_id.encode(), digest_size=size).hexdigest()

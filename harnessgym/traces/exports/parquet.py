@@ -1,12 +1,15 @@
-"""Training rows as Parquet: one row per branch, with all that `Row` has.
+"""Training rows as Parquet: one row per branch, with all fields of `Row`.
 
-    ids, mask, logprobs, versions: lists of one entry a token; advantages: the same, null where the rollout
-    was not trained turns: list of {start, end, call_id, agent_id} rewards: list of {unit, target, channel,
-    value}; reward: the one that the rollout is trained on, null if it has none
+    ids, mask, logprobs, versions: lists with one entry per token
+    advantages: the same, null if the rollout was not trained
+    turns: list of {start, end, call_id, agent_id}
+    rewards: list of {unit, target, channel, value}
+    reward: the one that the rollout is trained on, null if it has none
 
-`policy` is the one that sampled what a row trains. What no row of it trains is in the column `excluded` of
-its first row in the rollout: list of {call_id, start, end, reason}. A policy that trains nothing in a rollout
-has no row of it. Needs pyarrow: `pip install 'harnessgym-rl[export]'`.
+`policy` is the policy that sampled the trained tokens of a row. Tokens of the policy that no row trains are
+listed in the column `excluded` of its first row in the rollout: list of {call_id, start, end, reason}. A
+policy without trained tokens in a rollout has no row of it. Needs pyarrow:
+`pip install 'harnessgym-rl[export]'`.
 """
 
 import importlib
@@ -21,7 +24,7 @@ from harnessgym.traces.exports.row_facts import advantages_of
 
 Json = dict[str, Any]
 _TOKENS_AT_ONCE = 2_000_000
-"""Rows are written together up to so many tokens: that is what is held in memory."""
+"""Rows are held in memory and written together once they have this many tokens."""
 
 
 class Parquet:
@@ -30,7 +33,7 @@ class Parquet:
     tells_policies: ClassVar[TellsPolicies] = "rows"
 
     def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
-        """Write the rows. Raises `ConfigError` if `out` is a folder, or without pyarrow."""
+        """Write the rows. Raises `ConfigError` if `out` is a folder or pyarrow is missing."""
         if out.is_dir():
             raise ConfigError(
                 f"{out} is a folder; Parquet is one file. Name one, e.g. {out / 'rows.parquet'}."
@@ -40,7 +43,7 @@ class Parquet:
 
 
 def write_rows(found: Iterable[Json], path: Path) -> int:
-    """Write rows as they come; how many there were."""
+    """Write rows as they come. Returns how many there were."""
     pa = _pyarrow("pyarrow")
     pq = _pyarrow("pyarrow.parquet")
     schema = _schema()
@@ -62,7 +65,7 @@ def write_rows(found: Iterable[Json], path: Path) -> int:
 
 
 def rows(rollout: TracedRollout) -> Iterator[Json]:
-    """The rows of a rollout, one value a column."""
+    """Yield the rows of a rollout, with one value per column."""
     facts = rollout.facts
     trajectory = rollout.trajectory
     rewards = [

@@ -1,4 +1,4 @@
-"""What trainers are told of a row besides its tokens."""
+"""Facts about a row that exports give to trainers in addition to its tokens."""
 
 import numpy as np
 
@@ -9,18 +9,19 @@ from harnessgym.traces.trajectories import Row
 
 
 def first_trained(row: Row) -> int:
-    """Where the first trained token stands; a row trains one at least."""
+    """Return the index of the first trained token. Every row trains at least one."""
     return int(np.argmax(row.mask))
 
 
 def reward_metrics(rollout: TracedRollout) -> dict[str, float]:
-    """Rewards of the rollout by channel."""
+    """Return the rewards of the rollout by channel."""
     return {item.channel: item.value for item in rollout.graph.rewards if item.unit == "rollout"}
 
 
 def advantages_of(rollout: TracedRollout, row: Row) -> FloatArray | None:
-    """float32 [T]: what the tokens were trained with, 0.0 where mask is 0; None if its policy was not
-    trained on it.
+    """Return the advantages that the tokens were trained with, float32 [T]; 0.0 where mask is 0.
+
+    None if its policy was not trained on the rollout.
     """
     if row.policy_id not in rollout.trained_by:
         return None
@@ -33,9 +34,10 @@ def advantages_of(rollout: TracedRollout, row: Row) -> FloatArray | None:
 
 
 def scalar_advantage(rollout: TracedRollout, row: Row) -> float:
-    """One advantage for a whole row: the mean of those that its tokens were trained with; for a rollout that
-    was not trained its reward, centred and scaled within its group as TRL does. Raises `TraceError` if it has
-    no reward either.
+    """Return one advantage for a whole row: the mean of those that its tokens were trained with.
+
+    For a rollout that was not trained, it is the reward, centred and scaled within the group as TRL does.
+    Raises `TraceError` if there is no reward either.
     """
     trained = advantages_of(rollout, row)
     if trained is not None:

@@ -1,11 +1,11 @@
-"""Messages for supervised fine-tuning: one JSON object a line and branch.
+"""Messages for supervised fine-tuning: one JSON object per line and branch.
 
     {"messages": [...], "tools": [...], "loss_mask": [0, 0, 1, ...], "rollout_id": ..., "reward": ...}
 
-`loss_mask` has one entry per message: 1 for what the policy answered, 0 for what it was told, be it in the
-role of the assistant or by another policy. An answer that several branches share counts in the first. Side
-calls and answers that were cut short are no examples. Arguments of tool calls are text, as the policy wrote
-them.
+`loss_mask` has one entry per message: 1 for the policy's answers, 0 for everything it was given, including
+assistant messages in a prompt and answers of another policy. An answer that several branches share counts in
+the first. Side calls and answers that were cut short are not examples. Arguments of tool calls are text, as
+the policy wrote them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,12 +26,12 @@ class Sft:
     """One line per branch."""
 
     def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
-        """Write the lines. Raises `TraceError` where it is not known what the policy said."""
+        """Write the lines. Raises `TraceError` if an answer of the policy is not known."""
         return write_lines(rollouts, out, branches)
 
 
 def branches(rollout: TracedRollout) -> Iterator[Json]:
-    """Each conversation that nothing goes on from."""
+    """Yield each conversation that no other one continues."""
     found = rollout.transcript
     used = set[str]()
     usable = _usable(rollout)
@@ -51,7 +51,7 @@ def branches(rollout: TracedRollout) -> Iterator[Json]:
 
 
 def _usable(rollout: TracedRollout) -> dict[str, Exchange]:
-    """Exchanges to learn from, by call. Raises `TraceError` if an answer is not known."""
+    """Return the exchanges to learn from, by call. Raises `TraceError` if an answer is not known."""
     usable = [item for item in rollout.transcript.exchanges if item.call.kind not in ("side", "count")]
     usable = [item for item in usable if item.call.status not in _NO_EXAMPLES]
     if rollout.sampled_by is not None:
@@ -64,8 +64,9 @@ def _usable(rollout: TracedRollout) -> dict[str, Exchange]:
 
 
 def _leaves(found: Transcript, usable: Mapping[str, Exchange]) -> list[Exchange]:
-    """Those that end a branch: no other one goes on from the whole of them, be it by way of what others
-    said.
+    """Return the exchanges that end a branch: no other exchange continues them with their answer.
+
+    Exchanges in between may be ones that are not usable, such as those of another policy.
     """
     by_id = {item.call.id: item for item in found.exchanges}
     inner = set[str]()

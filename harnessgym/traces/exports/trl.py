@@ -1,10 +1,10 @@
-"""TRL `RolloutSample`: one JSON object a line and branch; `samples` gives the fields as TRL's asynchronous
-GRPO wants them.
+"""TRL `RolloutSample`: one JSON object per line and branch.
 
-Fields as in `trl/experimental/async_grpo/async_rollout_worker.py`: `input_ids` and `completion_mask` int64
-[T], `old_log_probs` float32 [T], one `advantage` and one `model_version` a sample. The version is the oldest
-that sampled one of the trained tokens, so that TRL's staleness limit holds for all of them. `prompt` and
-`completion` are for people; they are empty where the policy's files are missing.
+`samples` yields the fields as TRL's asynchronous GRPO expects them. They are those of
+`trl/experimental/async_grpo/async_rollout_worker.py`: `input_ids` and `completion_mask` int64 [T],
+`old_log_probs` float32 [T], one `advantage` and one `model_version` per sample. The version is the oldest one
+that sampled a trained token, so that TRL's staleness limit holds for all tokens. `prompt` and `completion` are
+for people; they are empty if the policy's files are missing.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,7 +32,8 @@ class Trl:
 
 
 def samples(rollout: TracedRollout) -> Iterator[Json]:
-    """The rows of a rollout as the arguments of `RolloutSample`."""
+    """Yield the rows of a rollout as the arguments of `RolloutSample`."""
+    # TRL's group ids are integers. The shift keeps the hash within a signed 64-bit integer.
     group = int.from_bytes(blake2b(rollout.facts.group_id.encode(), digest_size=8).digest(), "big") >> 1
     for row in rollout.trajectory.rows:
         prompt, completion = _said(rollout, row)
@@ -50,7 +51,7 @@ def samples(rollout: TracedRollout) -> Iterator[Json]:
 
 
 def _said(rollout: TracedRollout, row: Row) -> tuple[list[Json], list[Json]]:
-    """The row's conversation up to its first answer, and from there on."""
+    """Return the row's conversation before its first answer, and from there on."""
     said = rollout.transcript.said(row.turns[-1].call_id)
     missing = any(item.answer is None for item in rollout.transcript.exchanges if item.call.id in _calls(row))
     if missing:

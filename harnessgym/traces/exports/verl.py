@@ -1,9 +1,8 @@
-"""verl `AgentLoopOutput`: one JSON object a line and branch, which `AgentLoopOutput.model_validate_json`
-reads.
+"""verl `AgentLoopOutput`: one JSON object per line and branch, for `AgentLoopOutput.model_validate_json`.
 
-Fields as in `verl/experimental/agent_loop/agent_loop.py`. The prompt ends where the first trained token
-begins; `num_turns` counts as verl's tool agent loop does: a user or tool turn before each of the assistant's.
-`extra_fields` has what verl has no field for.
+Fields are those of `verl/experimental/agent_loop/agent_loop.py`. The prompt ends before the first trained
+token. `num_turns` counts as verl's tool agent loop does: a user or tool turn before each assistant turn.
+`extra_fields` holds what verl has no field for.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,7 +23,7 @@ class Verl:
 
 
 def outputs(rollout: TracedRollout) -> Iterator[dict[str, Any]]:
-    """The rows of a rollout as `AgentLoopOutput` fields."""
+    """Yield the rows of a rollout as `AgentLoopOutput` fields."""
     facts = rollout.facts
     for index, row in enumerate(rollout.trajectory.rows):
         start = first_trained(row)
