@@ -67,7 +67,7 @@ class Break:
 
     kind: BreakClass
     detail: str
-    """Index and role of the first message that differs, the call it was compared with, and a short diff."""
+    """Index and role of the first message that differs, the call that it was compared with, a short diff."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +300,7 @@ def _occurs(message: Message, among: Sequence[Message]) -> bool:
 
 
 def _is_root(messages: Sequence[Message], whole: Sequence[Message], at: int) -> bool:
-    """Return whether a request starts a new conversation, despite `at` messages shared with an earlier one."""
+    """Return whether a request that shares `at` messages with an earlier conversation starts a new one."""
     answers = [message for message in messages if message.role == "assistant"]
     opening = all(message.role == "system" for message in messages[:at])
     return at == len(messages) > 0 == len(answers) or (

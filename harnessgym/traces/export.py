@@ -101,7 +101,7 @@ class TracedRollout:
 
     @cached_property
     def reward(self) -> float | None:
-        """The reward that it was trained on: channel `total`, or `reward` if the run does not weigh rewards."""
+        """The reward that it was trained on: `total`, or `reward` if the run does not weigh rewards."""
         return self._rewards.get(TOTAL, self._rewards.get("reward"))
 
     @cached_property
@@ -129,7 +129,7 @@ class TracedRollout:
 
     @cached_property
     def advantages(self) -> dict[str, list[tuple[int, int, float]]]:
-        """Advantages of each policy's latest training: (start, end, value) within a segment, by segment id."""
+        """Advantages of each policy's latest training: (start, end, value) by segment id."""
         columns = [advantages.c[name] for name in ("segment_id", "start", "end", "value")]
         query = select(*columns).where(advantages.c.trained_id.in_(self.trained_by.values()))
         out: dict[str, list[tuple[int, int, float]]] = {}

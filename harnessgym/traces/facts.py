@@ -1,6 +1,4 @@
-"""What the store knows of a rollout besides its tokens and texts: itself, its agents, its calls, its
-rewards, as records.
-"""
+"""Records of a rollout without its tokens and texts: the rollout, its agents, calls and rewards."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,7 +64,7 @@ class CallFacts:
     completion_segment: str | None
     versions: tuple[VersionSpan, ...]
     sampling: Mapping[str, Any]
-    """As it was applied."""
+    """Sampling settings as they were applied."""
     finish_reason: str | None
     upstream: str
     usage: Mapping[str, int]
@@ -76,7 +74,7 @@ class CallFacts:
     error: str | None
     created_at: float
     policy_id: str | None = None
-    """Whose it is; None where the run has one policy."""
+    """The policy that was called; None if it is the rollout's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ class RewardFacts:
 
 
 def rollout_of(conn: Connection, rollout_id: str) -> RolloutFacts:
-    """A rollout. Raises `StoreError` if there is none."""
+    """Return a rollout. Raises `StoreError` if there is none."""
     own = [
         rollouts.c[name]
         for name in RolloutFacts.__dataclass_fields__
@@ -110,7 +108,7 @@ def rollout_of(conn: Connection, rollout_id: str) -> RolloutFacts:
 
 
 def agents_of(conn: Connection, rollout_id: str) -> list[AgentFacts]:
-    """A rollout's agents in the order they appeared."""
+    """Return a rollout's agents in the order they appeared."""
     columns = [agents.c[name] for name in AgentFacts.__dataclass_fields__]
     query = (
         select(*columns).where(agents.c.rollout_id == rollout_id).order_by(agents.c.created_at, agents.c.id)
@@ -119,7 +117,7 @@ def agents_of(conn: Connection, rollout_id: str) -> list[AgentFacts]:
 
 
 def calls_of(conn: Connection, rollout_id: str) -> list[CallFacts]:
-    """A rollout's calls: session by session in order of opening, each in the order the calls began."""
+    """Return a rollout's calls by session in order of opening, and in each session in the order they began."""
     renamed = {"versions": calls.c.version_spans, "sampling": calls.c.sampling_applied}
     columns = [
         (renamed[name] if name in renamed else calls.c[name]).label(name)
@@ -142,7 +140,7 @@ def calls_of(conn: Connection, rollout_id: str) -> list[CallFacts]:
 
 
 def rewards_of(conn: Connection, rollout_id: str) -> list[RewardFacts]:
-    """A rollout's rewards, in the order of unit, target and channel."""
+    """Return a rollout's rewards in order of unit, target and channel."""
     columns = [rewards.c[name] for name in RewardFacts.__dataclass_fields__]
     query = select(*columns).where(rewards.c.rollout_id == rollout_id)
     query = query.order_by(rewards.c.unit, rewards.c.target, rewards.c.channel)
@@ -150,13 +148,13 @@ def rewards_of(conn: Connection, rollout_id: str) -> list[RewardFacts]:
 
 
 def run_config_of(conn: Connection, run_id: str) -> Mapping[str, Any]:
-    """The config a run was started with."""
+    """Return the configuration that a run was started with."""
     found = conn.execute(select(runs.c.config).where(runs.c.id == run_id)).scalar()
     return found if isinstance(found, dict) else {}
 
 
 def group_rewards_of(conn: Connection, group_id: str, channel: str = "reward") -> list[float]:
-    """A channel of all rollouts of a group that have one."""
+    """Return the values of a channel for those rollouts of a group that have one."""
     joined = select(rewards.c.value).join(rollouts, rollouts.c.id == rewards.c.rollout_id)
     of_group = joined.join(groups, groups.c.id == rollouts.c.group_id).where(groups.c.id == group_id)
     query = of_group.where(rewards.c.unit == "rollout", rewards.c.channel == channel)

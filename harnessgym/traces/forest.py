@@ -1,8 +1,8 @@
-"""The forest of one session: every token its calls were given or sampled, each stored once.
+"""The forest of one session: all prompt and sampled tokens of its calls, each stored once.
 
-Two calls join only if prompt + completion of the first is a token prefix of the second's prompt; message
-digests merely say where to look. The proxy grows a forest call by call, reconstruction builds the same one
-from the store. What a call adds costs time in proportion to what it adds.
+A call continues another only if prompt + completion of the first is a token prefix of the second's prompt.
+Message digests only say where to look. The proxy grows a forest call by call; reconstruction builds the same
+forest from the store. The time to add a call is proportional to what the call adds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,8 +17,8 @@ from harnessgym.store.tables import new_id
 from harnessgym.tokens import TokenArray, hash_ids, pack_ids
 
 _CONVERSATIONS = 4
-"""Requests that are remembered, so that one which goes on from one of them costs what it adds: sub-agents
-take turns."""
+"""Number of requests that are remembered. A request that continues one of them costs only what it adds. There
+are several because sub-agents take turns."""
 
 _THINK = "<think>"
 _THINK_END = "</think>"
@@ -26,19 +26,20 @@ _THINK_END = "</think>"
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """Where a new request continues: after `call_id`'s completion, with the request's messages from
-    `matched` on being new.
+    """Where a new request continues: after the completion of `call_id`.
+
+    The request's messages from index `matched` on are new.
     """
 
     call_id: str
     segment_id: str
     matched: int
-    """How many leading messages (the last being the call's answer) are covered."""
+    """How many leading messages are covered. The last of them is the call's answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Where a segment's path ends."""
+    """The end of the path from the root through a segment."""
 
     length: int
     """Tokens from the root through the segment."""
@@ -48,16 +49,16 @@ class _End:
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """The leading part of a request whose digests are settled: every answer in it is one of ours."""
+    """The leading part of a request whose digests are final: every answer in it is one of ours."""
 
     context: str
     messages: tuple[Message, ...]
     digests: list[str]
 
     def shared(self, context: str, messages: Sequence[Message]) -> int:
-        """How many leading messages another request has too: the very same objects, so that this costs
-        next to nothing.
-        """
+        """Return how many leading messages another request shares."""
+        # Compares by identity where it can: requests of one conversation mostly hold the very same objects,
+        # and comparing the texts of a long conversation with every turn would cost too much.
         if context != self.context:
             return 0
         if self.messages == tuple(messages[: len(self.messages)]):
@@ -71,8 +72,9 @@ class _Chain:
 
 @dataclass
 class Forest:
-    """Segments by id, and indexes to find where a prompt attaches. Paths are as long as a conversation;
-    nothing recurses.
+    """Segments by id, and indexes to find where a prompt attaches.
+
+    Nothing recurses: a path is as long as its conversation.
     """
 
     session_id: str
@@ -80,23 +82,23 @@ class Forest:
     children: dict[str | None, list[str]] = field(default_factory=dict)
     _ends: dict[str, _End] = field(default_factory=dict)
     _call_of: dict[str, str] = field(default_factory=dict)
-    """Completion segment to its call."""
+    """Maps a completion segment to its call."""
     _answers: dict[str, str] = field(default_factory=dict)
-    """Answer digest to completion segment, the newest where several are equal."""
+    """Maps an answer's digest to its completion segment, the newest one if several are equal."""
     _aliases: dict[str, str] = field(default_factory=dict)
-    """Digest of a chain that ends in an answer as a client may replay it, to the answer's own digest."""
+    """Maps the digest of a chain that ends in a replayed form of an answer to the answer's own digest."""
     _paths: dict[int, dict[str, str]] = field(default_factory=dict)
-    """Length of a whole path, then its hash, to the completion segment it ends in."""
+    """Maps a path's length, then its hash, to the completion segment that it ends in."""
     _prompts: dict[tuple[str | None, str], str] = field(default_factory=dict)
-    """(parent, hash of ids) to prompt segment."""
+    """Maps (parent, hash of ids) to a prompt segment."""
     _chains: list[_Chain] = field(default_factory=list)
-    """Of the newest requests."""
+    """Chains of the newest requests, newest first."""
     _walked: tuple[str, TokenArray] = ("", TokenArray())
-    """The segment that `ids` was last asked for, and its answer."""
+    """The last argument and result of `ids`."""
 
     @classmethod
     def load(cls, session_id: str, segments: Iterable[Segment], calls: Iterable[RecordedCall]) -> "Forest":
-        """The forest of stored calls. Segments of unfinished calls take no children."""
+        """Build the forest of stored calls. Nothing can continue the segments of unfinished calls."""
         forest = cls(session_id)
         for segment in segments:
             forest._add(segment)
@@ -106,18 +108,20 @@ class Forest:
         return forest
 
     def chain(self, context: str, messages: Sequence[Message]) -> list[str]:
-        """`chain_digests`, except that an answer of ours counts as itself in every form in which a client
-        may replay it.
-        """
+        """Return `chain_digests`, but with the digest of our answer for every form a client may replay it in."""
         known, shared = self._known_chain(context, messages)
         out = known.digests[:shared]
         chain = out[-1] if out else context
         for message in messages[shared:]:
             parent = chain
             chain = chain_digests(chain, (message,))[0]
+            # The digest goes on from the recorded answer, so the messages after a replayed form get the same
+            # digests as after the exact one.
             if message.role == "assistant" and chain not in self._answers:
                 chain = self._aliases.get(chain_digests(parent, (replay_form(message),))[0], chain)
             out.append(chain)
+        # Only the part before the first foreign answer may be remembered: that answer could still become one
+        # of ours, if a sibling call commits it, and its digest would then change.
         foreign = (
             at
             for at in range(shared, len(out))
@@ -132,12 +136,12 @@ class Forest:
         return out
 
     def _known_chain(self, context: str, messages: Sequence[Message]) -> "tuple[_Chain, int]":
-        """The earlier request with the longest leading part in common, and how long that is."""
+        """Return the earlier request with the longest common beginning, and its length."""
         found = ((known, known.shared(context, messages)) for known in self._chains)
         return max(found, key=lambda pair: pair[1], default=(_Chain(context, (), []), 0))
 
     def attach(self, chain: Sequence[str]) -> Attachment | None:
-        """The longest leading part of a request (its `chain`) that ends in an answer of ours."""
+        """Return where a request (its `chain`) attaches: after the last of our answers in it; else None."""
         for index in range(len(chain) - 1, -1, -1):
             segment_id = self._answers.get(chain[index])
             if segment_id is not None:
@@ -145,10 +149,12 @@ class Forest:
         return None
 
     def find_prefix(self, ids: Sequence[int]) -> Attachment | None:
-        """The longest stored prompt + completion, of at least a token, that is a token prefix of `ids`.
+        """Return the longest stored prompt + completion that is a token prefix of `ids`; None if there is none.
 
-        Linear in `ids` and in distinct lengths.
+        Takes time linear in `ids` and in the number of distinct lengths.
         """
+        # One running hash over `ids`, looked up at each length that a stored path has. Completions without
+        # tokens are not indexed: they would match as well as the prompt alone.
         packed = memoryview(pack_ids(ids))
         digest = xxhash.xxh3_128()
         done = 0
@@ -160,8 +166,9 @@ class Forest:
         return None if found is None else Attachment(self._call_of[found], found, 0)
 
     def add_prompt(self, ids: Sequence[int], parent_id: str | None) -> tuple[Segment, bool]:
-        """The prompt segment that adds `ids` behind `parent_id`, and whether it is new: equal prompts
-        share one.
+        """Return the prompt segment that adds `ids` after `parent_id`, and whether it is new.
+
+        Equal prompts share one segment.
         """
         known = self._prompts.get((parent_id, hash_ids(ids)))
         if known is not None:
@@ -173,24 +180,24 @@ class Forest:
     def add_completion(
         self, call_id: str, prompt_id: str, ids: Sequence[int], logprobs: Sequence[float], answer_digest: str
     ) -> Segment:
-        """Record what a call sampled; later requests can continue it."""
+        """Record the tokens that a call sampled. Later requests can continue them."""
         segment = Segment(new_id(), self.session_id, "completion", prompt_id, tuple(ids), tuple(logprobs))
         self.graft(call_id, segment, answer_digest)
         return segment
 
     def graft(self, call_id: str, segment: Segment, answer_digest: str) -> None:
-        """Record a completion segment that was made elsewhere, e.g. one whose commit was awaited first."""
+        """Record a completion segment that was created before, e.g. one whose commit was awaited first."""
         self._add(segment)
         self._index(call_id, segment, answer_digest)
 
     def add_replays(self, parent_chain: str, answer: Message, answer_digest: str) -> None:
-        """Recognise an answer also as clients replay it: see `replay_form`; and without its reasoning."""
+        """Also recognise an answer in its `replay_form`, with and without its reasoning."""
         form = replay_form(answer)
         for replayed in (form, replay_form(replace(form, reasoning=""))):
             self._aliases[chain_digests(parent_chain, (replayed,))[0]] = answer_digest
 
     def path(self, segment_id: str) -> list[Segment]:
-        """Segments from the root to one, in order."""
+        """Return the segments from the root to the given one, in order."""
         out = []
         at = self.segments.get(segment_id)
         while at is not None:
@@ -199,7 +206,8 @@ class Forest:
         return out[::-1]
 
     def ids(self, segment_id: str) -> TokenArray:
-        """All token ids from the root through a segment."""
+        """Return all token ids from the root through a segment."""
+        # Starts from the last result if that segment is an ancestor: usually only the last turn is new.
         (walked, known), behind, at = self._walked, list[Segment](), self.segments.get(segment_id)
         while at is not None and at.id != walked:
             behind.append(at)
@@ -211,15 +219,15 @@ class Forest:
         return out
 
     def length(self, segment_id: str) -> int:
-        """How many tokens `ids` gives."""
+        """Return the number of tokens that `ids` returns."""
         return self._ends[segment_id].length
 
     def call_of(self, segment_id: str) -> str | None:
-        """The call that sampled a completion segment."""
+        """Return the call that sampled a completion segment."""
         return self._call_of.get(segment_id)
 
     def leaves(self) -> list[Segment]:
-        """Completions that nothing continues: one per branch, in order of recording."""
+        """Return the completions that nothing continues: one per branch, in order of recording."""
         return [
             segment
             for segment in self.segments.values()
@@ -243,7 +251,8 @@ class Forest:
 
     def _index(self, call_id: str, segment: Segment, answer_digest: str) -> None:
         self._call_of[segment.id] = call_id
-        if not len(segment.ids):  # a call that ended before its first token: there is nothing to continue
+        # A call that ended before its first token: there is nothing to continue.
+        if not len(segment.ids):
             return
         self._answers[answer_digest] = segment.id
         end = self._ends[segment.id]
@@ -251,9 +260,9 @@ class Forest:
 
 
 def replay_form(message: Message) -> Message:
-    """What the ways have in common in which clients send an answer back.
+    """Return the common form of all variants in which clients send an answer back.
 
-    Surrounding whitespace does not count, and reasoning may stand in the content, in front of the text.
+    Surrounding whitespace is removed, and reasoning in front of the content is moved to `reasoning`.
     """
     content = message.content.strip()
     reasoning = message.reasoning.strip()

@@ -1,4 +1,4 @@
-"""The orchestration graph of a rollout: agents, events, typed edges between events, rewards; read from SQL.
+"""The orchestration graph of a rollout: agents, events, typed edges between events, and rewards.
 
 Every call is an event of kind `llm_call` whose id is the call's, whether or not a row was written for it.
 Temporal edges, between successive calls of one agent, are derived here and not stored.
@@ -26,16 +26,16 @@ from harnessgym.traces.facts import (
 
 @dataclass(frozen=True, slots=True)
 class GraphEvent:
-    """Something that happened."""
+    """One event."""
 
     id: str
     kind: str
     t: float
     """Unix seconds."""
     agent_id: str | None
-    """Who did it."""
+    """The agent that did it."""
     target_agent_id: str | None
-    """To whom."""
+    """The agent that it was done to."""
     call_id: str | None
     attributes: Mapping[str, Any]
     evidence: str | None
@@ -66,13 +66,13 @@ class Graph:
     events: tuple[GraphEvent, ...]
     """In order of time."""
     edges: tuple[Edge, ...]
-    """In order of kind, source and target; the temporal ones included."""
+    """In order of kind, source and target, including temporal ones."""
     rewards: tuple[RewardFacts, ...]
     calls: Mapping[str, CallFacts]
     """By id."""
 
     def of_kind(self, kind: str) -> tuple[GraphEvent, ...]:
-        """Events of one kind."""
+        """Return the events of one kind."""
         return tuple(event for event in self.events if event.kind == kind)
 
 
@@ -112,7 +112,7 @@ def _call_event(call: CallFacts) -> GraphEvent:
 
 
 def _edges(conn: Connection, rollout_id: str) -> dict[tuple[str, str, str], Edge]:
-    """What is stored; of edges between the same events the first."""
+    """Return the stored edges, of several with equal kind and ends the first."""
     columns = [
         edges.c.kind,
         edges.c.source_event_id,
@@ -129,7 +129,7 @@ def _edges(conn: Connection, rollout_id: str) -> dict[tuple[str, str, str], Edge
 
 
 def _temporal(ordered: tuple[GraphEvent, ...]) -> list[Edge]:
-    """From each call of an agent to its next."""
+    """Return the edges from each call of an agent to its next one."""
     by_agent: dict[str, list[GraphEvent]] = {}
     for event in ordered:
         if event.kind == "llm_call" and event.agent_id is not None:

@@ -1,9 +1,9 @@
-"""The contract of an import: rollouts of another project become rows of the store, in a run of their own.
+"""The contract of an import: rollouts of another project become rows of the store, in a new run.
 
     import_traces(store, Path("trajectory.json"), "atif")
 
-A member of `imports/` is one format. Ids are kept where they are ours and free in the store, so that what was
-exported is the same again; others are given anew. What there is no column for is left out and counted.
+Each member of `imports/` is one format. Ids that are ours and not in the store yet are kept, so that an export
+can be restored; all others are replaced by new ids. Fields without a column are left out and counted.
 """
 
 import json
@@ -27,22 +27,22 @@ class Import(Protocol):
     """One format."""
 
     def read(self, conn: Connection, run_id: str, document: Json) -> "ImportedRollout":
-        """Write one document's rollout. Raises `TraceError` for a document that is not of the format."""
+        """Write the rollout of one document. Raises `TraceError` if the document is not in the format."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedRollout:
-    """What one document became."""
+    """The result of importing one document."""
 
     id: str
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """Fields that there is no place for, and how often they had a value."""
+    """Fields that have no column, and how often they had a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an import wrote."""
+    """The result of an import."""
 
     run_id: str
     rollouts: tuple[str, ...]
@@ -50,10 +50,10 @@ class Imported:
 
 
 def import_traces(store: TraceStore, source: Path, format: str, name: str = "import") -> Imported:  # noqa: A002
-    """Read a `.json` document, a `.jsonl` file of them, or a folder of `.json` files into a new run.
+    """Read a `.json` document, a `.jsonl` file, or a folder of `.json` files into a new run.
 
-    Each document is a transaction: those before one that is wrong stay. Raises `TraceError` for what is not
-    of the format, `ConfigError` for an unknown format.
+    Each document is one transaction, so the documents before a faulty one stay. Raises `TraceError` for a
+    document that is not in the format, and `ConfigError` for an unknown format.
     """
     member: Import = load("import", format)()
     run_id = store.write(
@@ -71,12 +71,13 @@ def import_traces(store: TraceStore, source: Path, format: str, name: str = "imp
             made.append(found.id)
             left_out.update(found.left_out)
     finally:
+        # After an error too: the documents before it stay, and only a run that is done can be pruned.
         store.write(lambda conn: runs.set_status(conn, run_id, "done"))
     return Imported(run_id, tuple(made), left_out)
 
 
 def _documents(source: Path) -> Iterator[tuple[str, str]]:
-    """Where each document is, and its text."""
+    """Yield the location and the text of each document."""
     if source.is_dir():
         for path in sorted(source.glob("*.json")):
             yield str(path), path.read_text(encoding="utf-8")

@@ -1,6 +1,4 @@
-"""The calls of an imported rollout: their texts as chat completions, their tokens as the forest that they
-form.
-"""
+"""Writes the calls of an imported rollout: texts as chat completions, tokens as a forest."""
 
 import json
 from dataclasses import dataclass, field
@@ -24,31 +22,31 @@ _HEAD = '{"messages":['
 
 @dataclass(frozen=True, slots=True)
 class ImportedCall:
-    """One call, as a document tells it."""
+    """One call of a document."""
 
     name: str
-    """Its id there."""
+    """Its id in the document."""
     session: str
     agent_id: str | None
-    """Of the store."""
+    """Id of the agent in the store."""
     created_at: float
     continues: str | None
-    """The call whose conversation it goes on from, as it is named there."""
+    """The call whose conversation it continues, by its id in the document."""
     shared: int
-    """How many leading messages they share."""
+    """How many leading messages the two share."""
     new: tuple[Message, ...]
     answer: Message | None
     tools: list[Json]
     metrics: Metrics | None
     about: Json
-    """What an export of ours says besides."""
+    """Further fields that our own export writes."""
     policy_id: str | None = None
-    """Of the store; None where the document has one policy."""
+    """Id of the policy in the store; None if the document has one policy."""
 
 
 @dataclass
 class _Said:
-    """The elements of a stored request, and the text of its answer."""
+    """The message texts of a stored request, and the text of its answer."""
 
     elements: list[str]
     answer: str | None
@@ -56,20 +54,18 @@ class _Said:
 
 @dataclass
 class ImportCalls:
-    """Writes calls, those that others go on from first."""
+    """Writes calls. A call must be added after the one that it continues."""
 
     rows: ImportRows
     _forests: dict[tuple[str, str | None], Forest] = field(default_factory=dict)
-    """Of sessions and policies: none goes on from the tokens of another."""
+    """Forests by session and policy: a policy never continues the tokens of another."""
     _ends: dict[str, tuple[str, str | None]] = field(default_factory=dict)
-    """Call to its completion, and the policy that sampled that."""
+    """Maps a call to its completion segment and the policy that sampled it."""
     _said: dict[str, _Said] = field(default_factory=dict)
     _ordinals: dict[str, int] = field(default_factory=dict)
 
     def add(self, call: ImportedCall) -> None:
-        """Write a call with its texts and tokens. Raises `TraceError` if its numbers contradict each
-        other.
-        """
+        """Write a call with its texts and tokens. Raises `TraceError` if its counts contradict each other."""
         conn = self.rows.conn
         session_id = self.rows.session(call.session)
         call_id = self.rows.name(call.name)
@@ -150,7 +146,9 @@ class ImportCalls:
         calls.finish(self.rows.conn, outcome)
 
     def _parent(self, forest: Forest, call: ImportedCall, ids: list[int]) -> Attachment | None:
-        """The call of its policy whose tokens the prompt begins with."""
+        """Return the call of the same policy whose tokens the prompt begins with; None if there is none."""
+        # A document may name a parent, but the tokens decide: the named call counts only if its prompt and
+        # completion are a prefix of this prompt.
         named = call.about.get("parent")
         end, policy_id = self._ends.get(self.rows.known(named) or "", (None, None))
         if (
@@ -162,8 +160,9 @@ class ImportCalls:
         return forest.find_prefix(ids) if ids and named is None else None
 
     def _request(self, call: ImportedCall, call_id: str) -> SplitBody | None:
-        """The conversation that was asked: only what an earlier request has not is stored. None if nothing
-        is known of it.
+        """Return the request's body; None if the document has no messages for it.
+
+        Only messages that the base request does not have are stored.
         """
         added = [_wire(message) for message in call.new]
         base_id = self.rows.known(call.continues)
@@ -188,7 +187,7 @@ def _id(parent: Attachment | None) -> str | None:
 
 
 def _usage(metrics: Metrics, forest: Forest, prompt: Segment) -> dict[str, int]:
-    """Counts that were told; those of tokens that are there go without saying."""
+    """Return the reported token counts, but only those that do not follow from stored tokens."""
     stored = forest.length(prompt.id)
     told = {
         "told_prompt_tokens": metrics.prompt_tokens if metrics.prompt_tokens != stored else None,

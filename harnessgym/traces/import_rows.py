@@ -1,4 +1,4 @@
-"""The rows of one imported rollout."""
+"""Writes the rows of one imported rollout."""
 
 import re
 import time
@@ -19,12 +19,12 @@ from harnessgym.task import Task
 Json = dict[str, Any]
 _OURS = re.compile(r"[0-9a-f]{24}")
 SOURCE = "import"
-"""Who says what an import brings."""
+"""The `source` of imported rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedFacts:
-    """What is known of an imported rollout as a whole."""
+    """Facts about an imported rollout as a whole."""
 
     id: str
     task_set: str
@@ -50,7 +50,7 @@ class ImportRows:
     group_id: str = field(init=False)
     policy_id: str = field(init=False)
     _keep: bool = field(init=False)
-    """Whether ids of ours are kept: not where the rollout is in the store already."""
+    """Whether ids of ours are kept. They are not if the rollout is in the store already."""
     _names: dict[str, str] = field(default_factory=dict)
     _versions: set[tuple[str, int]] = field(default_factory=set)
     _policies: dict[str, str] = field(default_factory=dict)
@@ -77,17 +77,17 @@ class ImportRows:
         conn.execute(update(rollouts_table).where(rollouts_table.c.id == made).values(values))
 
     def name(self, foreign: str) -> str:
-        """The id under which the store knows something: its own, or a new one."""
+        """Return the store's id for a foreign id: the same id if it may be kept, else a new one."""
         if foreign not in self._names:
             self._names[foreign] = foreign if self._keep and _OURS.fullmatch(foreign) else new_id()
         return self._names[foreign]
 
     def known(self, foreign: str | None) -> str | None:
-        """The id of something that was named before."""
+        """Return the store's id for a foreign id that `name` has seen before; None for any other."""
         return None if foreign is None else self._names.get(foreign)
 
     def session(self, foreign: str) -> str:
-        """A session, made when it is first named."""
+        """Return the id of a session. Inserts it on first use."""
         if foreign not in self._names:
             row = sessions.add(self.conn, self.rollout_id, new_id(), sampling={}, options={})
             self.conn.execute(
@@ -98,18 +98,18 @@ class ImportRows:
         return self._names[foreign]
 
     def policy(self, name: str) -> str:
-        """The id of a policy of the run."""
+        """Return the id of a policy of the run. Registers it on first use."""
         if name not in self._policies:
             self._policies[name] = policies.register(self.conn, self.run_id, name)
         return self._policies[name]
 
     def seal(self) -> None:
-        """Close the rollout's sessions: nothing is added to an import."""
+        """Seal the rollout's sessions: nothing is added after the import."""
         for session_id in sessions.of_rollout(self.conn, self.rollout_id):
             sessions.seal(self.conn, session_id)
 
     def agent(self, foreign: str, name: str, session_id: str | None, created_at: float, **about: Any) -> str:
-        """An agent. `about`: role, parent_agent_id, evidence, as ids of the store."""
+        """Insert an agent. `about`: role, parent_agent_id, evidence. Ids are those of the store."""
         agent_id = self.name(foreign)
         row = {
             "id": agent_id,
@@ -122,11 +122,11 @@ class ImportRows:
         return agent_id
 
     def spawned_by(self, agent_id: str, event_id: str) -> None:
-        """Note which event spawned an agent."""
+        """Record the event that spawned an agent."""
         self.conn.execute(update(agents).where(agents.c.id == agent_id).values(spawn_event_id=event_id))
 
     def version(self, version: int, policy_id: str | None = None) -> None:
-        """A version that sampled something, of the rollout's policy if of no other."""
+        """Publish a version that sampled tokens, once. It is the rollout's policy's unless one is given."""
         own = policy_id or self.policy_id
         if (own, version) not in self._versions:
             self._versions.add((own, version))
@@ -134,12 +134,14 @@ class ImportRows:
             policies.publish(self.conn, own, row)
 
     def began(self, call_id: str, created_at: float) -> None:
-        """When a call was made."""
+        """Set the time at which a call began."""
         self.conn.execute(update(calls).where(calls.c.id == call_id).values(created_at=created_at))
 
     def event(self, foreign: str, kind: str, t: float, attributes: Mapping[str, Any], **about: Any) -> str:
-        """An event. `about`: agent_id, target_agent_id, call_id, evidence, confidence, source, span_id, as
-        ids of the store.
+        """Insert an event.
+
+        `about`: agent_id, target_agent_id, call_id, evidence, confidence, source, span_id. Ids are those of
+        the store.
         """
         event_id = self.name(foreign)
         row = {
@@ -157,7 +159,7 @@ class ImportRows:
     def edge(
         self, kind: str, source: str, target: str, evidence: str | None, confidence: float | None
     ) -> None:
-        """An edge between two events of the store."""
+        """Insert an edge between two events of the store."""
         row = {
             "id": new_id(),
             "rollout_id": self.rollout_id,
@@ -177,7 +179,7 @@ class ImportRows:
         source: str = SOURCE,
         detail: str | None = None,
     ) -> None:
-        """A reward, as it was given elsewhere."""
+        """Insert a reward, with the target translated to ids of the store."""
         name, colon, index = target.partition(":")
         known = {"rollout": self.rollout_id, "team": self.group_id}.get(
             unit

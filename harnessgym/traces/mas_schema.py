@@ -1,8 +1,7 @@
-"""The orchestration trace schema of awesome-llm-mas-rl (`trace-schema/trace_schema.json`), and what its
-validator adds to it.
+"""The orchestration trace schema of awesome-llm-mas-rl (`trace-schema/trace_schema.json`), and its validator.
 
-The schema is written from its description: `mas_schema.json`. Its validator also wants event ids that are
-unique, edges between events that are there, and an order of time that begins at 0 or later.
+`mas_schema.json` is written from the schema's description. The validator also requires unique event ids,
+edges between existing events, and times in order that begin at 0 or later.
 """
 
 import importlib
@@ -23,7 +22,7 @@ KINDS = (
 
 
 def check(document: dict[str, Any]) -> None:
-    """Raises `TraceError` with the first things that are wrong; `ConfigError` without jsonschema."""
+    """Raise `TraceError` with the first problems of a document, and `ConfigError` if jsonschema is missing."""
     found = [f"{error.json_path}: {error.message}" for error in _validator().iter_errors(document)]
     if not found:
         ids = Counter(event["id"] for event in document["events"])

@@ -4,8 +4,9 @@ None of the schema's ten kinds of event is a model call. A call is its agent's d
 so it becomes an `orchestrator_decision` with `x_event: "llm_call"`. Decisions without that field are those in
 the schema's own sense. A request that the proxy refused is a `safety_event` with `x_event:
 "refused_request"`. Everything else that the schema has no field for is in `x_` fields of events, which it
-allows: `x_call_id`, `x_token_ref` (segments, counts, policy and versions of the tokens), attributes, evidence,
-and `x_inferred_edges` on the target of an inferred edge. The first event holds the rollout and its agents.
+allows: `x_call_id`, `x_token_ref` (segments, counts, policy and versions of the tokens), attributes,
+evidence, and `x_inferred_edges` on the target of an inferred edge. The first event holds the rollout and its
+agents.
 
 `t` is in Unix seconds. Rewards of the rollout are keyed by channel, others by `unit/target/channel`.
 """

@@ -2,9 +2,9 @@
 
 A collector's `otlpjsonfile` receiver reads the file, and an OTLP/HTTP endpoint accepts each line.
 
-A rollout is a trace. It has `invoke_agent` spans for the rollout and each agent. Inside these are `chat` spans
-for calls, whose model is the policy, and `execute_tool` spans for tool calls. Other events are span events of
-their agent. Rewards are `gen_ai.evaluation.result` events of the rollout. Edges other than temporal ones are
+A rollout is a trace. It has `invoke_agent` spans for the rollout and each agent. Inside these are `chat`
+spans for calls, whose model is the policy, and `execute_tool` spans for tool calls. Other events are span
+events of their agent. Rewards are `gen_ai.evaluation.result` events of the rollout. Edges other than temporal ones are
 links of the span that they lead to. Token ids are left out: `harnessgym.*` attributes name the call and the
 segments that have them.
 """
@@ -202,8 +202,8 @@ class _Spans:
         return self._span(event.id, above, f"execute_tool {tool}", event.t, end, attributes, [], failed)
 
     def _span(
-        self, row_id: str, above: str | None, name: str, start: float, end: float, attributes: Json, happened: list[Json],
-        error: str | None = None, kind: int = _INTERNAL,
+        self, row_id: str, above: str | None, name: str, start: float, end: float, attributes: Json,
+        happened: list[Json], error: str | None = None, kind: int = _INTERNAL,
     ) -> Json:  # fmt: skip
         linked = [
             {"traceId": _hex(self.rollout.id, 16), "spanId": _hex(edge.source, 8), "attributes": _attributes({

@@ -3,8 +3,8 @@
 `samples` yields the fields as TRL's asynchronous GRPO expects them. They are those of
 `trl/experimental/async_grpo/async_rollout_worker.py`: `input_ids` and `completion_mask` int64 [T],
 `old_log_probs` float32 [T], one `advantage` and one `model_version` per sample. The version is the oldest one
-that sampled a trained token, so that TRL's staleness limit holds for all tokens. `prompt` and `completion` are
-for people; they are empty if the policy's files are missing.
+that sampled a trained token, so that TRL's staleness limit holds for all tokens. `prompt` and `completion`
+are for people; they are empty if the policy's files are missing.
 """
 
 from collections.abc import Iterable, Iterator

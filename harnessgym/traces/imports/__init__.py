@@ -1,3 +1,4 @@
-"""Forms in which rollouts come from other projects, one file each. The contract is
-`harnessgym.traces.import_`.
+"""Formats in which rollouts are imported from other projects, one per file.
+
+The contract is `harnessgym.traces.import_`.
 """

@@ -1,9 +1,8 @@
-"""ATIF v1.0 to v1.8: each step of an agent that a model made becomes a call, with its tokens where the
-document has them.
+"""ATIF v1.0 to v1.8: each agent step that a model made becomes a call, with tokens if the document has them.
 
-Calls without token ids are text only: nothing trains on them. Texts are stored as chat completions.
-Conversations of documents that are not ours are taken as they stand: each call goes on from the agent's step
-before it. Where steps name several models, each is a policy, and a call is that of its step's.
+Calls without token ids are text only, and nothing trains on them. Texts are stored as chat completions. In
+documents that are not ours, each call continues the agent's previous step. If steps name several models, each
+model is a policy, and a call belongs to the policy of its step.
 """
 
 import time
@@ -35,7 +34,7 @@ class AtifImport:
     """One document is one rollout."""
 
     def read(self, conn: Connection, run_id: str, document: Json) -> ImportedRollout:
-        """Write a document. Raises `TraceError` with what is wrong in it."""
+        """Write a document. Raises `TraceError` if it is not a valid trajectory."""
         try:
             root = AtifTrajectory.model_validate(document)
         except ValidationError as error:
@@ -74,14 +73,14 @@ class AtifImport:
 def _voices(
     trajectory: AtifTrajectory, parent: AtifTrajectory | None
 ) -> Iterator[tuple[AtifTrajectory, AtifTrajectory | None]]:
-    """A trajectory and those below it, each with the one above."""
+    """Yield a trajectory and those below it, each with its parent."""
     yield trajectory, parent
     for child in trajectory.subagent_trajectories or ():
         yield from _voices(child, trajectory)
 
 
 def _model(root: AtifTrajectory) -> str:
-    """The model of steps that name none."""
+    """Return the model of steps that name none."""
     named = (step.model_name for voice, _ in _voices(root, None) for step in voice.steps)
     return root.agent.model_name or next(filter(None, named), "policy")
 
@@ -93,8 +92,9 @@ def _name(voice: AtifTrajectory) -> str:
 def _agent(
     rows: ImportRows, voice: AtifTrajectory, parent: AtifTrajectory | None, begun: float
 ) -> str | None:
-    """The agent of a trajectory; None for calls that are no agent's. `begun` is when, where no step says
-    so.
+    """Insert the agent of a trajectory. Returns None for the trajectory of calls that belong to no agent.
+
+    `begun` is the agent's time if no step has one.
     """
     about = _of_agent(voice)
     if voice.agent.name == SIDE and "harness" in about:
@@ -120,7 +120,7 @@ def _agent(
 def _calls(
     voice: AtifTrajectory, agent_id: str | None, begun: float
 ) -> Iterator[tuple[str | None, ImportedCall]]:
-    """The steps of a trajectory that a model made, each with the model's name."""
+    """Yield the calls of a trajectory, each with the name of its model."""
     pending = list[list[int]]()
     last = ""
     length = 0
@@ -129,6 +129,8 @@ def _calls(
     for step in voice.steps:
         about = _about(step)
         t = _time(step) if step.timestamp else t
+        # Steps that no model made become part of the next call's request. In our own exports these include
+        # agent steps without `call`: assistant messages that the harness put into a prompt.
         if step.source != "agent" or step.llm_call_count == 0 or (ours and not about):
             pending += [] if step.message == "" and step.observation else [[step.step_id]]
             pending += _results(step)
@@ -159,30 +161,30 @@ def _calls(
 
 
 def _results(step: AtifStep) -> list[list[int]]:
-    """Where the results of a step stand."""
+    """Return the positions [step, result] of a step's results."""
     return [
         [step.step_id, index] for index in range(len(step.observation.results) if step.observation else 0)
     ]
 
 
 def _about(step: AtifStep) -> Json:
-    """What an export of ours says of a call."""
+    """Return what our export wrote about a call; empty if it is not ours."""
     return ours(ToldCall, (step.extra or {}).get("call"))
 
 
 def _of_agent(voice: AtifTrajectory) -> Json:
-    """What an export of ours says of an agent."""
+    """Return what our export wrote about an agent; empty if it is not ours."""
     return ours(ToldAgent, voice.agent.extra)
 
 
 def _rewards(root: AtifTrajectory) -> list[Json]:
-    """Rewards as an export of ours gives them; empty for each that is another project's."""
+    """Return the rewards that our export wrote, with an empty dict for each that is not ours."""
     found = (root.extra or {}).get("rewards", [])
     return [ours(ToldReward, item) for item in (found if isinstance(found, list) else [found])]
 
 
 def _message(steps: list[AtifStep], where: list[int]) -> Message:
-    """The message that stands at [step] or [step, result]."""
+    """Return the message at [step] or [step, result]."""
     step = steps[where[0] - 1]
     if len(where) == 1:
         role = "assistant" if step.source == "agent" else step.source
@@ -195,9 +197,7 @@ def _message(steps: list[AtifStep], where: list[int]) -> Message:
 
 
 def _spawn(rows: ImportRows, voice: AtifTrajectory, parent: AtifTrajectory | None) -> None:
-    """The event that an agent was spawned with: as it is told, else from the reference of the result that
-    returned.
-    """
+    """Write the spawn events of an agent: those of our export, else one per result that refers to it."""
     about = _of_agent(voice)
     child = rows.known(_name(voice))
     told = list(about.get("spawned", ()))
@@ -223,7 +223,7 @@ def _spawn(rows: ImportRows, voice: AtifTrajectory, parent: AtifTrajectory | Non
 
 
 def _time(step: AtifStep) -> float:
-    """Unix seconds; a time without a zone is UTC."""
+    """Return Unix seconds. A time without a zone is UTC."""
     if step.timestamp is None:
         return 0.0
     found = datetime.fromisoformat(step.timestamp)
@@ -231,7 +231,7 @@ def _time(step: AtifStep) -> float:
 
 
 def _left_out(root: AtifTrajectory) -> dict[str, int]:
-    """Fields with a value that no row has a place for."""
+    """Count the fields with a value that has no column."""
     out: Counter[str] = Counter()
     for voice, _ in _voices(root, None):
         out.update(name for name in _LEFT_OUT if getattr(voice, name) is not None)

@@ -1,8 +1,8 @@
 """Orchestration traces of the awesome-llm-mas-rl schema: agents, events, edges and rewards.
 
-A trace has no tokens and no texts, so no calls are made: a decision with `x_event: "llm_call"` becomes an
-event of that kind, which says how many tokens there were. Temporal edges between successive calls of one
-agent are derived anyway and not stored.
+A trace has no tokens and no texts, so no calls are written. A decision with `x_event: "llm_call"` becomes an
+event of that kind with its token counts. Temporal edges between successive calls of an agent are not stored:
+readers derive them.
 """
 
 from collections.abc import Iterable
@@ -20,18 +20,19 @@ Json = dict[str, Any]
 _UNITS = ("token", "turn", "message", "tool_call", "agent", "rollout", "team")
 _IN_ATTRIBUTES = ("x_token_ref", "x_duration_s", "x_call_id")
 _READ = frozenset({
-    "id", "t", "type", "agent", "role", "from", "to", "tool", "content_ref", "trusted", "x_event", "x_attributes", "x_evidence",
-    "x_confidence", "x_source", "x_span_id", "x_inferred_edges", "x_rollout", "x_agents", *_IN_ATTRIBUTES,
+    "id", "t", "type", "agent", "role", "from", "to", "tool", "content_ref", "trusted", "x_event",
+    "x_attributes", "x_evidence", "x_confidence", "x_source", "x_span_id", "x_inferred_edges", "x_rollout", "x_agents", *_IN_ATTRIBUTES,
 })  # fmt: skip
-"""Members of an event that have a place; others become attributes."""
+"""Members of an event that have a column or are handled here. Others become attributes."""
 
 
 class MasImport:
     """One document is one rollout."""
 
     def read(self, conn: Connection, run_id: str, document: Json) -> ImportedRollout:
-        """Write a trace. Raises `TraceError` if the schema does not hold, `ConfigError` without
-        jsonschema.
+        """Write a trace.
+
+        Raises `TraceError` if it violates the schema, and `ConfigError` if jsonschema is missing.
         """
         check(document)
         first = document["events"][0]
@@ -67,7 +68,7 @@ class MasImport:
 
 
 def _add_agents(rows: ImportRows, events: Iterable[Json], told: list[Json]) -> None:
-    """The agents that the trace describes, else those that its events name."""
+    """Insert the agents that the trace describes, then any other that its events name."""
     for at, agent in enumerate(told):
         rows.agent(
             agent["id"], agent["name"], rows.session(agent["session_id"]) if agent["session_id"] else None, at * 1e-6,
@@ -81,7 +82,7 @@ def _add_agents(rows: ImportRows, events: Iterable[Json], told: list[Json]) -> N
 
 
 def _add_event(rows: ImportRows, event: Json, unsaid: str) -> None:
-    """`unsaid` is the source of an event that names none."""
+    """Insert an event. `unsaid` is the source if the event names none."""
     attributes = {name: event[name] for name in event if name not in _READ}
     attributes |= {name: event[name] for name in ("tool", "trusted") if name in event}
     attributes |= {"content_hash": event["content_ref"]} if "content_ref" in event else {}
@@ -114,7 +115,7 @@ def _add_edges(rows: ImportRows, document: Json) -> None:
 
 
 def _derived(events: list[Json]) -> set[tuple[str, str]]:
-    """Calls and the next one of their agents."""
+    """Return the pairs of successive calls of each agent."""
     by_agent: dict[str, list[str]] = {}
     for event in sorted(events, key=lambda one: (one["t"], one["id"])):
         if event.get("x_event") == "llm_call" and event["agent"] != NOBODY:
