@@ -117,7 +117,7 @@ def agents_of(conn: Connection, rollout_id: str) -> list[AgentFacts]:
 
 
 def calls_of(conn: Connection, rollout_id: str) -> list[CallFacts]:
-    """Return a rollout's calls by session in order of opening, and in each session in the order they began."""
+    """Return a rollout's calls by session in order of opening; within a session in the order they began."""
     renamed = {"versions": calls.c.version_spans, "sampling": calls.c.sampling_applied}
     columns = [
         (renamed[name] if name in renamed else calls.c[name]).label(name)

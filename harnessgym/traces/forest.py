@@ -108,7 +108,7 @@ class Forest:
         return forest
 
     def chain(self, context: str, messages: Sequence[Message]) -> list[str]:
-        """Return `chain_digests`, but with the digest of our answer for every form a client may replay it in."""
+        """Return `chain_digests`, with our answer's digest for each form in which a client may replay it."""
         known, shared = self._known_chain(context, messages)
         out = known.digests[:shared]
         chain = out[-1] if out else context
@@ -149,12 +149,12 @@ class Forest:
         return None
 
     def find_prefix(self, ids: Sequence[int]) -> Attachment | None:
-        """Return the longest stored prompt + completion that is a token prefix of `ids`; None if there is none.
+        """Return the longest stored prompt + completion that is a token prefix of `ids`, if there is one.
 
         Takes time linear in `ids` and in the number of distinct lengths.
         """
-        # One running hash over `ids`, looked up at each length that a stored path has. Completions without
-        # tokens are not indexed: they would match as well as the prompt alone.
+        # One running hash over `ids`, looked up at each length that a stored path has. Empty completions are
+        # not indexed (`_index`), since one would match wherever its prompt does.
         packed = memoryview(pack_ids(ids))
         digest = xxhash.xxh3_128()
         done = 0

@@ -2,8 +2,8 @@
 
     import_traces(store, Path("trajectory.json"), "atif")
 
-Each member of `imports/` is one format. Ids that are ours and not in the store yet are kept, so that an export
-can be restored; all others are replaced by new ids. Fields without a column are left out and counted.
+Each member of `imports/` is one format. Ids that are ours and not in the store yet are kept, so that an
+export can be restored; all others are replaced by new ids. Fields without a column are left out and counted.
 """
 
 import json

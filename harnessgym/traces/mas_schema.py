@@ -1,4 +1,4 @@
-"""The orchestration trace schema of awesome-llm-mas-rl (`trace-schema/trace_schema.json`), and its validator.
+"""The orchestration trace schema of awesome-llm-mas-rl (`trace-schema/trace_schema.json`) and its validator.
 
 `mas_schema.json` is written from the schema's description. The validator also requires unique event ids,
 edges between existing events, and times in order that begin at 0 or later.
@@ -22,7 +22,7 @@ KINDS = (
 
 
 def check(document: dict[str, Any]) -> None:
-    """Raise `TraceError` with the first problems of a document, and `ConfigError` if jsonschema is missing."""
+    """Raise `TraceError` with the first problems of a document, or `ConfigError` if jsonschema is missing."""
     found = [f"{error.json_path}: {error.message}" for error in _validator().iter_errors(document)]
     if not found:
         ids = Counter(event["id"] for event in document["events"])

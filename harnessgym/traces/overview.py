@@ -1,6 +1,4 @@
-"""One rollout at a glance: what it called, which agents spoke, what of its tokens can be trained, where
-its history broke.
-"""
+"""An overview of one rollout: its calls, agents, trainable tokens and history breaks."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -23,18 +21,18 @@ class Overview:
     by_status: Mapping[str, int]
     agents: tuple[str, ...]
     branches: int
-    """Rows a trainer would get."""
+    """Number of rows that a trainer would get."""
     sampled: int
     trainable: int
     excluded: Mapping[str, int]
-    """Tokens by the reason why they are not trained."""
+    """Tokens that are not trained, by reason."""
     breaks: Mapping[str, int]
-    """Calls that could not continue the one before, by class."""
+    """Calls that could not continue an earlier one, by class of the break."""
     refused: Mapping[str, int]
-    """Requests that got an error, by kind."""
+    """Requests that the proxy refused, by kind of error."""
 
     def rows(self) -> list[tuple[str, str]]:
-        """Name and value of each line, for a table."""
+        """Return name and value of each line, for a table."""
         return [
             (
                 "calls",
@@ -59,7 +57,7 @@ class Overview:
 
 
 def overview(conn: Connection, rollout_id: str) -> Overview:
-    """Count what a rollout did. Raises `TraceError` if stored tokens contradict each other."""
+    """Return the overview of a rollout. Raises `TraceError` if stored tokens contradict each other."""
     columns = [calls.c[name] for name in ("protocol", "kind", "side_call", "status", "break_class")]
     found = conn.execute(select(*columns).where(calls.c.rollout_id == rollout_id)).all()
     names = conn.execute(

@@ -1,1 +1,1 @@
-"""The orchestration of a session's agents, derived from the traffic that passes the proxy."""
+"""Derives the orchestration of a session's agents from the traffic that passes the proxy."""

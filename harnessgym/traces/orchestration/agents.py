@@ -1,6 +1,4 @@
-"""The agents of a session as its traffic shows them: who started whom, what each said last, whether it
-came back.
-"""
+"""The agents of a session, as seen in its traffic: who started whom, each one's last answer and state."""
 
 from dataclasses import dataclass, field
 
@@ -27,13 +25,13 @@ class Reply:
 
     @property
     def texts(self) -> list[str]:
-        """What another agent may be told of it: its text, or the arguments of a tool with which it ends."""
+        """Texts in which another agent may receive it: its text and the longer arguments of its tool calls."""
         text = self.message.content.strip()
         found = [text for call in self.message.tool_calls for text in texts_of(call) if len(text) >= 8]
         return ([text] if text else []) + found
 
     def is_in(self, history: Message) -> bool:
-        """Whether a message of a history is this answer."""
+        """Return whether a message of a history is this answer."""
         calls = [call.name for call in self.message.tool_calls]
         return (
             history.content.strip() == self.message.content.strip()
@@ -48,24 +46,24 @@ class Agent:
     id: str
     parent: str | None = None
     spawned: bool = False
-    """Whether another agent started it; one to which the work was handed over was not."""
+    """Whether another agent started it. An agent that took over by a handoff was not spawned."""
     open: bool = False
-    """Whether it was started and did not come back yet."""
+    """Whether it was started and has not returned yet."""
     ended: bool = False
     tool_call_id: str | None = None
-    """The call that started it last."""
+    """The tool call that started it last."""
     last_call: str | None = None
     said: Reply | None = None
     successor: str | None = None
-    """The agent to which it handed over."""
+    """The agent that it handed over to."""
     children: list[str] = field(default_factory=list)
-    """Agents that it started and that did not come back yet."""
+    """Agents that it started and that have not returned yet."""
     reads: list[EdgeRow] = field(default_factory=list)
-    """What its last call reacted to."""
+    """Edges to its last call, from the events that the call reacted to."""
 
     @property
     def resting(self) -> Reply | None:
-        """Its last answer, if nothing was asked since."""
+        """Its last answer, if it has made no request since."""
         return self.said if self.said is not None and self.said.call_id == self.last_call else None
 
 
@@ -76,14 +74,14 @@ class Members:
     by_id: dict[str, Agent] = field(default_factory=dict)
 
     def get(self, agent_id: str) -> Agent:
-        """An agent, known or not."""
+        """Return an agent. Adds it if it is new."""
         member = self.by_id.get(agent_id)
         if member is None:
             member = self.by_id[agent_id] = Agent(agent_id)
         return member
 
     def start(self, agent_id: str, parent: str | None, tool_call_id: str | None) -> None:
-        """An agent is started, or started again."""
+        """Record that an agent is started, or started again."""
         member = self.get(agent_id)
         member.spawned = member.open = True
         member.ended = False
@@ -93,7 +91,7 @@ class Members:
             self.get(parent).children.append(agent_id)
 
     def come_back(self, agent_id: str) -> None:
-        """An agent's answer reached the one that started it."""
+        """Record that an agent's answer reached the agent that started it."""
         member = self.get(agent_id)
         member.open = False
         member.ended = True
@@ -101,12 +99,13 @@ class Members:
             self.get(member.parent).children.remove(agent_id)
 
     def hand_over(self, agent_id: str, successor: str) -> None:
-        """Another agent goes on in an agent's place."""
+        """Record that another agent continues in an agent's place."""
         self.get(agent_id).successor = successor
+        # Agents may hand over in a circle. The one that works now is the end of the chain.
         self.get(successor).successor = None
 
     def last(self, agent_id: str) -> Agent:
-        """Who goes on in an agent's place, or the agent itself."""
+        """Return the agent that continues in an agent's place, or the agent itself."""
         member = self.get(agent_id)
         for _ in range(len(self.by_id)):
             if member.successor is None:
@@ -115,6 +114,6 @@ class Members:
         return member
 
     def leader(self) -> Agent | None:
-        """The agent that nobody started and that answered last."""
+        """Return the agent that answered last among those that no other agent started."""
         own = [member for member in self.by_id.values() if not member.spawned and member.resting is not None]
         return max(own, key=lambda member: member.said.t if member.said else 0.0, default=None)

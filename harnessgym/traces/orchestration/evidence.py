@@ -1,7 +1,7 @@
-"""Whether one agent's words are found in another's: that a tool call started an agent, that an agent's answer
-came back.
+"""Evidence from texts: whether a tool call started an agent, and whether an agent's answer came back.
 
-Harnesses put texts into frames of their own, wrap lines, and write them as JSON; none of that counts.
+Harnesses wrap texts into their own templates, break lines and encode them as JSON; the comparison ignores
+that.
 """
 
 import json
@@ -13,9 +13,9 @@ from typing import Any
 from harnessgym.message import ToolCall
 
 _LEAST = 8
-"""Characters of a text that is found by more than chance."""
+"""Minimum length of a text whose match is unlikely to be chance."""
 _LEAST_FAR = 12
-"""The same where it may be anywhere."""
+"""The same for a match in a text that need not be related."""
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _STARTS = frozenset((
     "agent", "agents", "assign", "delegate", "dispatch", "handoff", "handover", "researcher", "spawn", "specialist", "subagent",
@@ -30,17 +30,16 @@ _DETACHES = frozenset(("spawn", "background"))
 
 @lru_cache(maxsize=1024)
 def starts_agent(tool: str) -> bool:
-    """Whether a tool's name says that it starts an agent: `Task`, `spawn_agent`, `transfer_to_coder`, but
-    not `wait_agent`.
+    """Return whether a tool's name says that it starts an agent.
+
+    `Task`, `spawn_agent` and `transfer_to_coder` do; `wait_agent` does not.
     """
     words = _words(tool)
     return bool(words & _STARTS) and not words & _MANAGES
 
 
 def detaches(call: ToolCall) -> bool:
-    """Whether a call that starts an agent says that its result comes at once, and not what the agent
-    answers.
-    """
+    """Return whether a call starts an agent in the background, so its result is not the agent's answer."""
     arguments = call.parsed
     told = isinstance(arguments, dict) and any(
         value is True for key, value in arguments.items() if _words(key) & _DETACHES
@@ -49,7 +48,7 @@ def detaches(call: ToolCall) -> bool:
 
 
 def texts_of(call: ToolCall) -> list[str]:
-    """The texts in a call's arguments, the longest first. Arguments that are no JSON are one text."""
+    """Return the texts in a call's arguments, longest first. Arguments that are not JSON are one text."""
     found = list[str]()
     rest = [call.parsed]
     while rest:
@@ -64,10 +63,9 @@ def texts_of(call: ToolCall) -> list[str]:
 
 
 def shared(texts: Iterable[str], heard: str, *, named: bool) -> int:
-    """How much of a call's `texts` an agent `heard` first: characters of the longest that is found, 0 for
-    none.
+    """Return the length of the longest of a call's `texts` that an agent `heard` first, or 0.
 
-    `named`: the tool's name says that it starts agents, so that shorter texts count too.
+    `named`: the tool's name says that it starts agents, so shorter texts count too.
     """
     heard = _plain(heard)
     least = 3 if named else _LEAST
@@ -77,7 +75,7 @@ def shared(texts: Iterable[str], heard: str, *, named: bool) -> int:
 
 
 def came_back(said: Sequence[str], result: str, *, far: bool = False) -> bool:
-    """Whether what an agent said is in a `result`. `far`: a result that may be of anything."""
+    """Return whether one of an agent's texts is in a `result`. `far`: the result may be unrelated."""
     least = _LEAST_FAR if far else 1
     return any(len(text) >= least and _holds(result, text) for text in said)
 

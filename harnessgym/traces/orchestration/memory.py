@@ -1,4 +1,4 @@
-"""The state of a session's orchestration, built again from what is stored of it."""
+"""Rebuilds the state of a session's orchestration from the store."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,19 +12,20 @@ from harnessgym.traces.orchestration.tracker import Begun, SessionOrchestration
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A call as the store has it."""
+    """A stored call."""
 
     call_id: str
     agent_id: str | None
     kind: str
     parent_agent_id: str | None = None
     answer: Message | None = None
-    """None if nobody can have acted on one."""
+    """None if the harness cannot have acted on an answer."""
     finish_reason: str = ""
 
 
 def recall(rollout_id: str, events: Sequence[EventRow], calls: Sequence[Recorded]) -> SessionOrchestration:
-    """The state behind a session's `events` (in order of time) and `calls` (in the order they began)."""
+    """Rebuild the state after a session's `events` (in order of time) and `calls` (in the order they began)."""
+    # Calls first: the events refer to agents and answers that the calls define.
     machine = SessionOrchestration(rollout_id)
     began = {event.id: event for event in events if event.kind == "llm_call"}
     acted = {event.call_id for event in events if event.kind == "tool_call"}

@@ -1,4 +1,4 @@
-"""Events and edges of one step of a rollout, as they are about to be written."""
+"""Events and edges of one step of a rollout, before they are written."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,19 +11,20 @@ from harnessgym.store.tables import new_id
 
 @dataclass(frozen=True, slots=True)
 class EdgeEvidence:
-    """Why something is believed."""
+    """The evidence for an event or edge."""
 
     text: str | None = None
     confidence: float | None = None
-    """0 to 1; None: observed, not inferred."""
+    """0 to 1. None: observed, not inferred."""
 
 
 OBSERVED = EdgeEvidence()
 
 
 def _numbered() -> Iterator[str]:
-    """Fresh ids, in order. What is made together shares their random part, which costs more than the rest
-    of a row.
+    """Yield new ids in order.
+
+    Ids of one step share their random part, because generating it costs more than the rest of a row.
     """
     while True:
         common = new_id()[:21]
@@ -33,11 +34,11 @@ def _numbered() -> Iterator[str]:
 
 @dataclass(slots=True)
 class OrchestrationRows:
-    """What is to be written; the events first."""
+    """Rows to write. Events must be written before edges."""
 
     rollout_id: str
     t: float
-    """Unix seconds of whatever is not given another time."""
+    """Default time of events, in Unix seconds."""
     events: list[EventRow] = field(default_factory=list)
     edges: list[EdgeRow] = field(default_factory=list)
     _ids: Iterator[str] = field(default_factory=_numbered)
@@ -53,7 +54,7 @@ class OrchestrationRows:
         target: str | None = None,
         t: float | None = None,
     ) -> str:
-        """One more event; its id."""
+        """Add an event. Returns its id."""
         row = EventRow(
             self.rollout_id,
             kind,
@@ -70,13 +71,13 @@ class OrchestrationRows:
         return row.id
 
     def call(self, call_id: str, agent_id: str | None, attributes: dict[str, Any]) -> None:
-        """The event of a model call, which has the call's id."""
+        """Add the event of a model call, which has the call's id."""
         self.events.append(
             EventRow(self.rollout_id, "llm_call", attributes, self.t, call_id, agent_id, None, None, call_id)
         )
 
     def edge(self, kind: EdgeKind, source: str, target: str, why: EdgeEvidence = OBSERVED) -> None:
-        """One more edge."""
+        """Add an edge."""
         self.edges.append(
             EdgeRow(self.rollout_id, kind, source, target, why.text, why.confidence, next(self._ids))
         )

@@ -1,8 +1,8 @@
-"""Tool calls that wait for their results, and which result is whose.
+"""Tool calls that wait for their results, and the matching of results to calls.
 
-A result that carries a call's id is that call's. One with another id, or none, is that of the first open call
-of its agent's latest answer that has its name, or of the first one; that is inferred. What fits nowhere is
-kept as unmatched. Results that a client sends again with its history are known and make nothing.
+A result with the id of a call belongs to that call. A result with another id, or none, is matched by
+inference to an open call of its agent's latest answer: the first with its name or, if it has no name, the
+first one. Any other result is unmatched. Results that a client sends again with its history are ignored.
 """
 
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ class OpenCall:
     call: ToolCall
     t: float
     target: str | None = None
-    """The agent that it started."""
+    """The agent that the call started."""
     _texts: list[str] | None = None
 
     @property
     def texts(self) -> list[str]:
-        """The texts in its arguments, the longest first."""
+        """The texts in its arguments, longest first."""
         if self._texts is None:
             self._texts = texts_of(self.call)
         return self._texts
@@ -45,13 +45,13 @@ class OpenCall:
 
     @property
     def detaches(self) -> bool:
-        """Whether its result does not wait for the agent that it starts."""
+        """Whether it starts the agent in the background: its result does not wait for the agent."""
         return detaches(self.call)
 
 
 @dataclass(frozen=True, slots=True)
 class MatchedResult:
-    """A result, and the call that it is of."""
+    """A result and its call."""
 
     message: Message
     call: OpenCall | None
@@ -63,17 +63,17 @@ class ToolCalls:
     """The tool calls of one session."""
 
     open: dict[str, OpenCall] = field(default_factory=dict)
-    """Without a result, by their own id, in the order they were made."""
+    """Calls without a result, by the tool call's id, in the order they were made."""
     started: dict[str, OpenCall] = field(default_factory=dict)
-    """With a result, though the agent that they start by their name has not been seen yet."""
+    """Calls with a result whose name says that they start an agent, but whose agent has not appeared yet."""
     _joined: set[str] = field(default_factory=set)
     _foreign: set[tuple[str, str | None, str]] = field(default_factory=set)
-    """Results that carried no call's id: reader, id, digest."""
+    """Results without the id of a known call that were read already: (reader, id, digest)."""
     _latest: dict[str, str] = field(default_factory=dict)
-    """Agent to the last answer of it that called tools."""
+    """Maps an agent to its last model call that called tools."""
 
     def add(self, call: OpenCall) -> None:
-        """A tool is called. A client that is given one id twice can only mean the newer."""
+        """Add a tool call. If an id is used twice, later results belong to the newer call."""
         self.open[call.call.id] = call
         self._joined.discard(call.call.id)
         self._latest[call.agent_id] = call.call_id
@@ -81,10 +81,10 @@ class ToolCalls:
     def join(
         self, agent_id: str, history: Sequence[Message], recent: Sequence[Message], *, told: bool
     ) -> list[MatchedResult]:
-        """The results that `agent_id` reads for the first time. `recent` follow its last answer, `history`
-        does not.
+        """Return the results that `agent_id` reads for the first time.
 
-        `told`: the agent is known by name, so that others' calls in its history are not its own.
+        `recent` messages follow its last answer, `history` messages do not. `told`: the harness names its
+        agents, so calls of other agents in the history are not this agent's own.
         """
         out = list[MatchedResult]()
         rest = list[Message]()
@@ -101,25 +101,25 @@ class ToolCalls:
         return [*out, *(self._inferred(agent_id, message, behind) for message in rest)]
 
     def close(self, tool_call_id: str) -> None:
-        """A call has its result."""
+        """Record that a call has its result."""
         self._joined.add(tool_call_id)
         call = self.open.pop(tool_call_id, None)
         if call is not None and call.target is None and call.starts:
             self.started[tool_call_id] = call
 
     def keep(self, agent_id: str, tool_call_id: str | None, digest: str) -> None:
-        """A result that carries no call's id was read."""
+        """Record that a result without the id of a known call was read."""
         self._foreign.add((agent_id, tool_call_id, digest))
 
     def claim(self, tool_call_id: str, agent_id: str) -> OpenCall | None:
-        """A call started an agent."""
+        """Record that a call started an agent. Returns the call, if it is known."""
         call = self.open.get(tool_call_id) or self.started.pop(tool_call_id, None)
         if call is not None:
             call.target = agent_id
         return call
 
     def hand_over(self, call_id: str, agent_id: str) -> None:
-        """An answer handed over to an agent: its calls start no other."""
+        """Record that an answer handed over to an agent: its tool calls start no other agent."""
         for call in [
             call for call in (*self.open.values(), *self.started.values()) if call.call_id == call_id
         ]:
@@ -127,7 +127,7 @@ class ToolCalls:
             self.started.pop(call.call.id, None)
 
     def unclaimed(self) -> list[OpenCall]:
-        """Calls that may have started an agent that is not known yet, in the order they were made."""
+        """Return the calls that may have started an agent not yet known, those with a result first."""
         return [call for call in (*self.started.values(), *self.open.values()) if call.target is None]
 
     def _unknown(self, agent_id: str, message: Message) -> bool:

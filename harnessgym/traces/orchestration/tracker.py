@@ -1,10 +1,9 @@
-"""The orchestration of agents, derived from what passes the proxy: who starts whom, uses what, comes back,
-hands over, stops.
+"""Derives the orchestration of agents from the proxy's traffic: spawns, tool calls, returns, handoffs, stops.
 
-A state machine for one session. It is given what each request adds and each committed answer, and gives the
-events and edges to be written with them, so a turn costs what it adds. What the traffic does not say outright
-is inferred, with evidence and confidence. Its state follows from what it gave and from the answers;
-`orchestration_memory` builds it again from the store.
+The tracker is a state machine for one session. It takes what each request adds and each committed answer, and
+returns the events and edges to write with them, so the cost of a turn depends only on what the turn adds. What
+the traffic does not say explicitly is inferred, with evidence and confidence. The state follows from the
+returned events and the answers, so `orchestration.memory` can rebuild it from the store.
 """
 
 import itertools
@@ -20,15 +19,15 @@ from harnessgym.traces.orchestration.rows import OBSERVED, EdgeEvidence, Orchest
 from harnessgym.traces.orchestration.tools import MatchedResult, OpenCall, ToolCalls
 
 _TEXT = 500
-"""Characters of a message that an event keeps. Arguments it keeps whole: contracts judge them."""
+"""Maximum characters of a message that an event keeps. Arguments are kept whole, because contracts check them."""
 
 _TICK_S = 1e-6
-"""What lies between two requests at least."""
+"""Minimum time between the events of two requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
-    """A request, and whose it is."""
+    """A request and its agent."""
 
     call_id: str
     t: float
@@ -36,25 +35,25 @@ class AgentRequest:
     kind: str = "policy"
     side_call: str | None = None
     agent_id: str | None = None
-    """None for calls that are nobody's, as side calls are."""
+    """None for calls that belong to no agent, such as side calls."""
     parent_agent_id: str | None = None
-    """The agent that started this one, as far as is known."""
+    """The agent that started this one, if known."""
     fresh: bool = False
-    """Whether the agent's first."""
+    """Whether it is the agent's first request."""
     told: bool = False
     """Whether the harness itself names its agents."""
     new: tuple[Message, ...] = ()
-    """What it says beyond earlier requests and their answers."""
+    """Messages that are not in earlier requests and their answers."""
     parent_call: str | None = None
     """The call that it continues."""
     again: bool = False
-    """Whether the agent asks the same as just before: a sibling, or after a failure."""
+    """Whether the agent repeats its last request: as a sibling, or after a failure."""
     siblings: int = 1
-    """Answers wanted."""
+    """Number of answers requested."""
 
     @property
     def recent(self) -> tuple[Message, ...]:
-        """What is new since the last answer in it."""
+        """The new messages after the last answer among them."""
         for at in range(len(self.new) - 1, -1, -1):
             if self.new[at].role == "assistant":
                 return self.new[at + 1 :]
@@ -63,7 +62,7 @@ class AgentRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Return:
-    """An agent's answer that reached the one that started it."""
+    """An agent's answer that reached the agent that started it."""
 
     child: Agent
     said: Reply
@@ -73,7 +72,7 @@ class _Return:
 
 @dataclass(frozen=True, slots=True)
 class _Handoff:
-    """An agent's answer with which another agent goes on."""
+    """An agent's answer that another agent continues."""
 
     agent_id: str
     call_id: str
@@ -93,22 +92,22 @@ class Begun:
 
 @dataclass
 class SessionOrchestration:
-    """What is known of one session."""
+    """The orchestration state of one session."""
 
     rollout_id: str
     tools: ToolCalls = field(default_factory=ToolCalls)
     members: Members = field(default_factory=Members)
     begun: dict[str, Begun] = field(default_factory=dict)
-    """Calls of the policy without an answer."""
+    """The policy's calls that have no answer yet."""
     held: dict[str, tuple[str, Reply]] = field(default_factory=dict)
-    """Answers among siblings, with their agents, until one is gone on with."""
+    """Sibling answers with tool calls and their agents, by call, until a request continues one of them."""
     decisions: dict[str, str] = field(default_factory=dict)
-    """Call to the event of its decision."""
+    """Maps a call to the event of its decision."""
     now: float = 0.0
     """The latest time so far, in Unix seconds. It never goes back, whatever the clock does."""
 
     def request(self, asked: AgentRequest) -> OrchestrationRows:
-        """A request begins a call."""
+        """Record the request that begins a call. Returns the rows to write with it."""
         rows = self._rows(asked.t)
         said: dict[str, Any] = {"kind": asked.kind}
         if asked.side_call is not None:
@@ -123,6 +122,8 @@ class SessionOrchestration:
             me.parent = asked.parent_agent_id
         if self.held:
             self._go_on(rows, asked)
+        # A repeated request must not create its spawns and returns a second time. It only depends on the same
+        # events as the first.
         if asked.again:
             rows.edges += [
                 EdgeRow(
@@ -144,13 +145,15 @@ class SessionOrchestration:
         return rows
 
     def answer(self, call_id: str, t: float, message: Message, finish_reason: str) -> OrchestrationRows:
-        """A call is about to be committed."""
+        """Record the answer of a call that is about to be committed. Returns the rows to write with it."""
         rows = self._rows(t)
         begun = self.begun.pop(call_id, None)
         if begun is None:
             return rows
         said = Reply(call_id, rows.t, message, finish_reason, begun.sibling)
         self.members.get(begun.agent_id).said = said
+        # Of several sibling answers the harness acts on one. Which one shows only in a later request, so their
+        # tool calls are held back until then.
         if not said.sibling:
             self._act(rows, begun.agent_id, said)
         elif said.acts:
@@ -158,11 +161,11 @@ class SessionOrchestration:
         return rows
 
     def failed(self, call_id: str) -> None:
-        """A call ends without an answer on which anybody could act."""
+        """Record that a call ended without an answer that the harness could act on."""
         self.begun.pop(call_id, None)
 
     def seal(self, t: float) -> OrchestrationRows:
-        """Nothing follows: who answered last has decided to stop, and no agent is there any more."""
+        """End the session: the leading agent decided to stop, and all agents despawn."""
         rows = self._rows(t)
         leader = self.members.leader()
         if leader is not None and leader.said is not None:
@@ -177,7 +180,7 @@ class SessionOrchestration:
         return rows
 
     def expects(self, beginning: Sequence[Message]) -> str | None:
-        """The agent whose tool call starts another one that begins with these messages; None if none does."""
+        """Return the agent whose tool call starts an agent with these first messages; None if none does."""
         heard = _heard(beginning)
         calls = [call for call in self.tools.unclaimed() if call.starts]
         return next(
@@ -185,13 +188,15 @@ class SessionOrchestration:
         )
 
     def _rows(self, t: float) -> OrchestrationRows:
-        # Events are read back in order of time, so those of two requests never share one, even if the clock
-        # was set back.
+        # Events are read back in order of time. So two requests never share a time, even if the clock was set
+        # back.
         self.now = max(self.now + _TICK_S, t)
         return OrchestrationRows(self.rollout_id, self.now)
 
     def _react(self, rows: OrchestrationRows, asked: AgentRequest, me: Agent) -> None:
-        """What a request brings that its agent did not know."""
+        """Add what follows from the new messages of a request."""
+        # Results first, because a result for another agent's call is the evidence of a handoff. Handoff before
+        # spawn: an agent that takes over was not started.
         joined = self._results(rows, asked, me)
         handed = self._hands_over(asked, me, joined)
         if handed is not None:
@@ -231,7 +236,7 @@ class SessionOrchestration:
         return joined
 
     def _hands_over(self, asked: AgentRequest, me: Agent, joined: Sequence[MatchedResult]) -> _Handoff | None:
-        """Whose history the request goes on with, though it is another's; None if nobody's."""
+        """Return the handoff if the request continues another agent's history; else None."""
         if asked.told:
             return None
         for item in joined:
@@ -273,7 +278,7 @@ class SessionOrchestration:
             self.members.start(me.id, parent, None)
 
     def _resume(self, rows: OrchestrationRows, asked: AgentRequest, me: Agent) -> None:
-        """An agent that came back goes on."""
+        """Start an agent again that had returned, if a tool call asks it to continue."""
         heard = _heard(asked.recent)
         calls = [call for call in self.tools.unclaimed() if call.agent_id == me.parent]
         call = next((call for call in calls if heard and shared(call.texts, heard, named=call.starts)), None)
@@ -306,7 +311,9 @@ class SessionOrchestration:
         self.members.start(me.id, parent, call.call.id)
 
     def _starter(self, asked: AgentRequest, me: Agent) -> tuple[OpenCall | None, EdgeEvidence]:
-        """The tool call that started an agent."""
+        """Return the tool call that started an agent, if one can be inferred, and the evidence."""
+        # From the strongest evidence to the weakest: shared text, then the only call that starts agents, then
+        # the order of several, then the only call at all.
         parent = asked.parent_agent_id
         told = asked.told and asked.parent_agent_id is not None
         heard = _heard(asked.new)
@@ -366,7 +373,7 @@ class SessionOrchestration:
             rows.edge("aggregate", gathered, asked.call_id)
 
     def _back(self, child: Agent, joined: Sequence[MatchedResult], others: Sequence[str]) -> _Return | None:
-        """How an agent's last answer came back; None if it did not."""
+        """Return how an agent's last answer came back; None if it did not."""
         said = self.members.last(child.id).resting
         if said is None:
             return None
@@ -381,7 +388,7 @@ class SessionOrchestration:
         return None
 
     def _act(self, rows: OrchestrationRows, agent_id: str, said: Reply) -> None:
-        """What an answer decides to do."""
+        """Add the tool calls of an answer."""
         for index, call in enumerate(said.message.tool_calls):
             attributes = {
                 "tool": call.name,
@@ -394,7 +401,7 @@ class SessionOrchestration:
             self.tools.add(OpenCall(event, said.call_id, agent_id, call, said.t))
 
     def _go_on(self, rows: OrchestrationRows, asked: AgentRequest) -> None:
-        """Of siblings, the one that a request goes on with acts."""
+        """Add the tool calls of the sibling answers that a request continues."""
         named = "\n".join(message.tool_call_id or "" for message in asked.new)
         for call_id in [call_id for call_id in self.held if call_id == asked.parent_call or call_id in named]:
             self._act(rows, *self.held.pop(call_id))
@@ -410,7 +417,7 @@ class SessionOrchestration:
         target: str | None = None,
         why: EdgeEvidence = OBSERVED,
     ) -> str:
-        """The event of what a call decided: one for each call."""
+        """Return the event of a call's decision. Adds it if the call has none yet."""
         if call_id not in self.decisions:
             said = {"decision": decision}
             event = rows.event("orchestrator_decision", agent_id, call_id, said, why, target=target, t=t)
@@ -420,6 +427,6 @@ class SessionOrchestration:
 
 
 def _heard(messages: Sequence[Message]) -> str:
-    """What an agent is told before it says anything."""
+    """Return the user messages that an agent gets before its first answer, as one text."""
     told = itertools.takewhile(lambda message: message.role != "assistant", messages)
     return "\n".join(message.content for message in told if message.role == "user")
