@@ -1,9 +1,9 @@
-"""Replay: what a record answers to a request, and where a request leaves the record.
+"""Replay: answers requests from a recorded rollout, and finds the first request that departs from it.
 
-A request is answered by the recorded call that was asked the same: equal messages and tools, whatever
-protocol they came in. Equal requests are answered in the order in which they were recorded, so agents that
-take turns keep their own order. In system texts and tools, dates, ids, counts and places do not count:
-another day or folder is no divergence. The first request that the record does not have ends the replay.
+A request is answered by the recorded call with equal messages and tools, whatever protocol they came in.
+Equal requests are answered in the order they were recorded, so agents that take turns keep their own order.
+In system texts and tools, dates, ids, counts and paths are ignored: another day or folder is not a
+divergence. The first request that is not in the record ends the replay.
 """
 
 import asyncio
@@ -26,26 +26,26 @@ from harnessgym.traces.facts import calls_of, rollout_of
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a call is asked, in no protocol's terms."""
+    """A request, independent of any protocol."""
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
 
     def digests(self) -> tuple[str, ...]:
-        """Identity of the tools, then of each message."""
+        """Return the digest of the tools, then of each message."""
         return (_digest(_tools_text(self.tools)), *map(_message_digest, self.messages))
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedTurn:
-    """One recorded call: what it was asked and what was sampled."""
+    """One recorded call: its request and the sampled tokens."""
 
     call_id: str
     ordinal: int
     request: Request
     ids: TokenIds
     logprobs: Sequence[float] | None
-    """None for what an outside model said."""
+    """None for an outside model."""
     versions: Sequence[int]
     """One per token."""
     finish_reason: str
@@ -54,10 +54,10 @@ class RecordedTurn:
 
 @dataclass(frozen=True, slots=True)
 class ReplayDivergence:
-    """A request that the record does not have."""
+    """A request that is not in the record."""
 
     call_id: str | None
-    """The recorded call that is nearest; None if every call of the record has been given."""
+    """The most similar recorded call; None if all recorded calls have been used."""
     where: str
     diff: str
 
@@ -68,17 +68,18 @@ class ReplayDivergence:
 
 @dataclass
 class Playback:
-    """A record that is being played."""
+    """A record that is being replayed."""
 
     turns: Sequence[RecordedTurn]
     divergence: ReplayDivergence | None = None
-    """The first one; nothing is answered after it."""
+    """The first divergence. Nothing is answered after it."""
     _given: set[str] = field(default_factory=set)
     _digests: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def answer(self, request: Request) -> RecordedTurn | ReplayDivergence:
-        """The recorded call that answers a request, which then is used up. An answer that was cut off is only
-        given if no whole one is left.
+        """Return the recorded call that answers a request, and mark it as used.
+
+        An answer that was cut off is used only if no complete one is left.
         """
         if self.divergence is not None:
             return self.divergence
@@ -110,7 +111,7 @@ class Playback:
 
 
 def compare(turn: RecordedTurn, request: Request) -> ReplayDivergence | None:
-    """Where a request differs first from that of a recorded call; None if it does not."""
+    """Return where a request first differs from that of a recorded call; None if it does not differ."""
     old, new = turn.request.digests(), request.digests()
     if old == new:
         return None
@@ -139,39 +140,38 @@ def compare(turn: RecordedTurn, request: Request) -> ReplayDivergence | None:
 
 @dataclass(frozen=True, slots=True)
 class CallReplay:
-    """What became of one recorded call."""
+    """The replay of one recorded call."""
 
     call_id: str
     ordinal: int
     prompt_len: int
-    """Of the record."""
+    """Length of the recorded prompt."""
     problem: str | None = None
-    """None: the request gave the recorded prompt token for token, and its answer the recorded tokens."""
+    """None: the request gave exactly the recorded prompt tokens, and its answer the recorded tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """What became of a rollout."""
+    """The replay of a rollout."""
 
     rollout_id: str
     calls: tuple[CallReplay, ...]
-    """Up to and with the first that differs."""
+    """Calls up to and including the first that differs."""
     skipped: tuple[str, ...] = ()
-    """Calls whose request cannot be read again, and why."""
+    """Calls whose request cannot be read again, with the reason."""
 
     @property
     def ok(self) -> bool:
-        """Whether every request gave the recorded prompt. One that cannot be read again gave none."""
+        """Whether every request gave the recorded prompt. A request that cannot be read again did not."""
         return not self.skipped and all(call.problem is None for call in self.calls)
 
 
 def replay(store: TraceStore, rollout_id: str, languages: Languages | None = None) -> ReplayReport:
-    """Put a rollout's recorded requests through a proxy's own parts again and compare the prompts token for
-    token.
+    """Send a rollout's recorded requests through the proxy's own code again, and compare the prompt tokens.
 
-    Every policy is asked in its own language. Nothing is written to the store. `languages` know the policies'
-    folders where the store does not. Raises `TraceError` where a policy's language is missing, `StoreError`
-    if there is no such rollout.
+    Each policy's own tokenizer and template are used. Nothing is written to the store. `languages` can name
+    the policies' folders if the store does not. Raises `TraceError` if a policy's language is missing, and
+    `StoreError` if there is no such rollout.
     """
     known = languages or Languages()
     spoken = store.read(lambda conn: _spoken(conn, rollout_id, known))
@@ -181,7 +181,7 @@ def replay(store: TraceStore, rollout_id: str, languages: Languages | None = Non
 
 
 def _spoken(conn: Connection, rollout_id: str, languages: Languages) -> dict[str | None, Any]:
-    """The languages of the policies that were asked in a rollout, as calls name them; None is its own."""
+    """Return the languages of the policies called in a rollout by policy id; None is the rollout's own."""
     facts = rollout_of(conn, rollout_id)
     out = dict[str | None, Any]()
     for policy_id in {call.policy_id for call in calls_of(conn, rollout_id)} or {None}:
@@ -217,6 +217,6 @@ def _digest(text: str) -> str:
 
 
 def _text(message: Message) -> str:
-    """A message for people."""
+    """Return a message as text for people."""
     calls = "".join(f" {call.name}({call.canonical})" for call in message.tool_calls)
     return f"{message.reasoning}{message.shown_text}{calls}"

@@ -1,8 +1,8 @@
-"""Where two rollouts part: branch by branch, the first message and the first token that differ.
+"""Compares two rollouts branch by branch: the first message and the first token that differ.
 
-A branch is a conversation that no call continues; side calls are none. Each branch of the first rollout is
-compared with the one of the second that has most tokens in common with it, of the same agent where there is
-one.
+A branch is a conversation that no call continues; side calls are not branches. Each branch of the first
+rollout is compared with the branch of the second that shares the most tokens with it, of the same agent if
+there is one.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from harnessgym.traces.token_lines import TokenRows
 _SIDE = ("side", "count")
 _UNFINISHED = ("intent", "error")
 _AROUND = 12
-"""Tokens shown in front of a difference, and of each side of it."""
+"""Number of tokens shown before a difference, and of each side of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class MessageDifference:
     """The first message that differs."""
 
     index: int
-    """Place in the conversation."""
+    """Index in the conversation."""
     roles: tuple[str | None, str | None]
-    """None: that conversation ends before."""
+    """None: that conversation has already ended."""
     diff: str
 
 
@@ -39,19 +39,19 @@ class TokenDifference:
 
     position: int
     lengths: tuple[int, int]
-    """Tokens of each branch."""
+    """Number of tokens of each branch."""
     ids: tuple[int | None, int | None]
     calls: tuple[int | None, int | None]
-    """Numbers of the calls that sampled them, None for what was given."""
+    """Numbers of the calls that sampled them; None for prompt tokens."""
     before: str
-    """Text in front of it."""
+    """Text before the difference."""
     texts: tuple[str, str]
-    """Text from there on."""
+    """Text of each branch from the difference on."""
 
 
 @dataclass(frozen=True, slots=True)
 class BranchDifference:
-    """Two branches, or one that has no counterpart."""
+    """The comparison of two branches, or a branch without a counterpart."""
 
     ends: tuple[int | None, int | None]
     """Numbers of the calls that they end with."""
@@ -73,11 +73,14 @@ class _Branch:
     agent: str
     ids: IdArray
     sampled: tuple[tuple[int, int, int], ...]
-    """(start, end, number of the call) of what was sampled."""
+    """(start, end, number of the call) of the sampled ranges."""
 
 
 def compare_rollouts(one: TracedRollout, other: TracedRollout) -> list[BranchDifference]:
-    """Every branch of the first with its counterpart, then those of the second that have none."""
+    """Compare every branch of the first rollout with its counterpart, then list those of the second without.
+
+    A branch of the second is the counterpart of at most one branch.
+    """
     left, right = _branches(one), _branches(other)
     rows = TokenRows(one)
     out = list[BranchDifference]()
@@ -125,7 +128,7 @@ def _branches(rollout: TracedRollout) -> list[_Branch]:
 def _path(
     rollout: TracedRollout, segment_id: str, owners: dict[str, int]
 ) -> tuple[IdArray, tuple[tuple[int, int, int], ...]]:
-    """Tokens from the root through a segment, and which of them which call sampled."""
+    """Return the tokens from the root through a segment, and the ranges that calls sampled."""
     path = []
     at = rollout.segments.get(segment_id)
     while at is not None:
@@ -192,6 +195,6 @@ def _sampler(branch: _Branch, position: int) -> int | None:
 
 
 def _said(message: Message) -> str:
-    """A message as one text."""
+    """Return a message as one text."""
     calls = "".join(f" {call.name}({call.canonical})" for call in message.tool_calls)
     return f"{message.reasoning}{message.shown_text}{calls}"

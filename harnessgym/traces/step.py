@@ -1,4 +1,4 @@
-"""One step of a rollout, and patterns that say which steps are meant."""
+"""Steps of a rollout, and patterns that select steps."""
 
 import re
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from harnessgym.message import ToolCall, canonical_json
 from harnessgym.traces.graph import Graph, GraphEvent
 
 StepKind = Literal[
-    "aggregate", "despawn", "human_intervention", "llm_call", "message", "orchestrator_decision", "return", "safety_event",
-    "spawn", "tool_call", "tool_result",
+    "aggregate", "despawn", "human_intervention", "llm_call", "message", "orchestrator_decision", "return",
+    "safety_event", "spawn", "tool_call", "tool_result",
 ]  # fmt: skip
 WHOLE = "*"
-"""In place of an argument's name: the text of all arguments."""
+"""Used as an argument's name, stands for the text of all arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +24,25 @@ class RolloutStep:
     """One thing that happened in a rollout."""
 
     id: str
-    """Of the call, for an `llm_call`; else of the event."""
+    """Id of the call for an `llm_call`, else of the event."""
     kind: StepKind
     t: float
     """Unix seconds."""
     agent_id: str | None = None
     target_agent_id: str | None = None
     tokens: int = 0
-    """Sampled, of an `llm_call`."""
+    """Sampled tokens of an `llm_call`."""
     tool: str = ""
     tool_call_id: str = ""
     arguments: str = ""
     """JSON text of an object, as the policy wrote it."""
 
     def argument(self, name: str) -> str | None:
-        """The text of an argument, None if there is none. Where they cannot be read, the whole text stands
-        for each.
+        """Return the text of an argument; None if there is no such argument.
+
+        If the arguments are not a JSON object, returns their whole text.
         """
+        # Returning None instead would let a policy evade a contract by writing malformed arguments.
         parsed = ToolCall("", self.tool, self.arguments).parsed
         if name == WHOLE or not isinstance(parsed, dict):
             return self.arguments
@@ -49,14 +51,14 @@ class RolloutStep:
 
 
 class Pattern(Config):
-    """Which steps are meant: those that meet everything that is given."""
+    """Selects the steps that meet every condition that is set."""
 
     step: StepKind = "tool_call"
     tool: str = ""
-    """Regular expression that the tool's whole name matches."""
+    """Regular expression for the tool's whole name."""
     arguments: Mapping[str, str] = Field(default_factory=dict)
-    """By an argument's name, a regular expression that is found in its text; `*` is the text of all of
-    them."""
+    """Regular expressions by argument name, each searched in the argument's text. `*` is the text of all
+    arguments."""
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
@@ -68,7 +70,7 @@ class Pattern(Config):
         return self
 
     def meets(self, step: RolloutStep) -> bool:
-        """Whether a step is meant."""
+        """Return whether a step meets all conditions."""
         if step.kind != self.step or (self.tool and re.fullmatch(self.tool, step.tool) is None):
             return False
         texts = ((step.argument(name), pattern) for name, pattern in self.arguments.items())
@@ -81,16 +83,17 @@ class Pattern(Config):
 
 _KINDS = frozenset(get_args(StepKind))
 _SIDE = ("side", "count")
-"""Calls that are not the policy acting: no steps of it."""
+"""Kinds of calls in which the policy does not act. They are not steps."""
 
 TOLD = "otlp"
-"""Source of what an instrumented harness tells of itself: what runs in its sandbox can tell anything."""
+"""Source of events that an instrumented harness reports about itself. They are not trusted: any process in the
+sandbox can report anything."""
 
 
 def steps_of(graph: Graph, *, told: bool = False) -> list[RolloutStep]:
-    """A rollout's steps; with `told`, those too that only spans tell of.
+    """Return a rollout's steps in order of time. `told` includes those that only spans report.
 
-    Side calls are none. Of what happens at one time a call comes first.
+    Side calls are not steps. Of steps at the same time, a call comes first.
     """
     side = {call.id for call in graph.calls.values() if call.kind in _SIDE}
     seen = (event for event in graph.events if told or event.source != TOLD)

@@ -1,6 +1,4 @@
-"""Bodies of a rollout's calls read back from the store, each stored text fetched once however many bodies
-contain it.
-"""
+"""Reads the bodies of a rollout's calls from the store. Each stored text is fetched only once."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,12 +10,12 @@ from harnessgym.store.body_parts import join_body
 from harnessgym.store.tables import bodies, calls, messages
 
 _AT_ONCE = 5_000
-"""Texts asked for in one statement; databases limit a statement's parameters."""
+"""Maximum number of texts in one query; databases limit the parameters of a statement."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """How one body is made."""
+    """How one body is assembled."""
 
     base_id: str | None
     base_elements: int
@@ -28,20 +26,21 @@ class _Row:
 
 @dataclass
 class StoredBodies:
-    """The bodies of one rollout's requests, or of its answers, by call."""
+    """The bodies of a rollout's requests or answers, by call."""
 
     _rows: dict[str, _Row]
-    """By body."""
+    """Rows by body id."""
     _body_of: dict[str, str]
-    """Call to body."""
+    """Maps a call to its body."""
     _texts: dict[str, str]
     _latest: tuple[str, list[str]] = field(default=("", []))
-    """A body and the hashes of its elements: the next one mostly begins with it."""
+    """The last body and the hashes of its elements. The next body usually begins with it."""
 
     @classmethod
     def load(cls, conn: Connection, rollout_id: str, direction: Direction) -> "StoredBodies":
-        """Read what the store has. Answers are those of outside models; what the policy said is stored as
-        tokens.
+        """Read all bodies of a direction.
+
+        Only answers of outside models have bodies; answers of the policy are stored as tokens.
         """
         of_rollout = (
             select(bodies).join(calls, calls.c.id == bodies.c.call_id).where(calls.c.rollout_id == rollout_id)
@@ -57,7 +56,7 @@ class StoredBodies:
         return cls(rows, body_of, _texts(conn, wanted))
 
     def of_call(self, call_id: str) -> bytes | None:
-        """A call's body, byte for byte; None if the store has none."""
+        """Return a call's body, byte for byte; None if the store has none."""
         body_id = self._body_of.get(call_id)
         if body_id is None:
             return None
@@ -67,7 +66,8 @@ class StoredBodies:
         return join_body(self._texts.items(), hashes, remainder)
 
     def _hashes(self, body_id: str) -> list[str]:
-        """The elements of a body, from the bodies that it begins with."""
+        """Return the hashes of a body's elements, following the bodies that it begins with."""
+        # Stops at the last body that was read, so that a conversation of n turns costs n steps, not n².
         chain = list[str]()
         at = body_id
         while at != self._latest[0]:

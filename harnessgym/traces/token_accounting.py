@@ -1,5 +1,6 @@
-"""The account of sampled tokens: trained, excluded with a reason, or open. `trained + excluded == sampled`
-closes it.
+"""The account of sampled tokens: trained, excluded with a reason, or open.
+
+It is closed when `trained + excluded == sampled`.
 """
 
 from collections import Counter
@@ -16,44 +17,42 @@ from harnessgym.store.ledger import ExcludedTokens, exclude_tokens
 from harnessgym.store.tables import calls, exclusions, groups, rollouts, trained
 
 _Trained: TypeAlias = tuple[str, str]
-"""A rollout, and a policy."""
+"""Ids of a rollout and a policy."""
 _POLICY = func.coalesce(calls.c.policy_id, rollouts.c.policy_id).label("policy")
-"""Whose tokens a call's are; the query joins its rollout."""
+"""The policy that sampled a call's tokens. The query must join the call's rollout."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenAccount:
-    """What became of the tokens of a run's rollouts of one purpose. Steps into orphaned versions do not
-    count.
-    """
+    """The account of a run's rollouts of one purpose. Steps into orphaned versions do not count."""
 
     calls: int
     sampled: int
     trained: int
-    """Once or more often."""
+    """Tokens trained at least once."""
     replayed: int
-    """Each time that a token was trained again, of those."""
+    """Tokens trained again, counted each time."""
     excluded_by_reason: Mapping[str, int]
     """Tokens by reason."""
     staleness: Mapping[int, int]
-    """Trained tokens by their staleness in versions, each time that they were trained."""
+    """Trained tokens by staleness in versions, counted each time they were trained."""
     trained_by_policy: Mapping[str, int] = field(default_factory=dict)
-    """Trained tokens by the policy that sampled them, once each."""
+    """Trained tokens by the policy that sampled them, counted once."""
 
     @property
     def excluded(self) -> int:
-        """Tokens with a stored reason not to be trained."""
+        """Tokens with a stored reason for not being trained."""
         return sum(self.excluded_by_reason.values())
 
     @property
     def unaccounted(self) -> int:
-        """Tokens neither trained nor excluded yet; negative if some are both."""
+        """Tokens that are neither trained nor excluded; negative if some are both."""
         return self.sampled - self.trained - self.excluded
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A rollout's share in the surviving step of one policy that trained it."""
+    """A rollout's part in a surviving step of a policy that trained on it."""
 
     version: int
     tokens: int
@@ -61,7 +60,7 @@ class _Step:
 
 
 def account(conn: Connection, run_id: str, purpose: str = "train") -> TokenAccount:
-    """Count the tokens of all rollouts of a run's groups with a purpose, attempts that failed included."""
+    """Count the tokens of all rollouts in a run's groups of a purpose, including failed attempts."""
     counted = select(func.count(), func.coalesce(func.sum(calls.c.completion_len), 0)).select_from(calls)
     number, sampled = conn.execute(_of_groups(counted, calls.c.rollout_id, run_id, purpose)).one()
     tokens = func.sum(exclusions.c.end - exclusions.c.start)
@@ -79,11 +78,9 @@ def account(conn: Connection, run_id: str, purpose: str = "train") -> TokenAccou
 
 
 def exclude_rest(conn: Connection, run_id: str, reason: str = "run_ended") -> int:
-    """Exclude every sampled token of training rollouts that was neither trained nor excluded, at the end of a
-    run.
+    """At the end of a run, exclude all tokens of training rollouts that were neither trained nor excluded.
 
-    Returns how many. Afterwards the account closes, unless a step trained fewer tokens than its exclusions
-    leave.
+    Returns how many. The account is then closed, unless a step trained fewer tokens than exclusions leave.
     """
     steps = _surviving(conn, run_id, "train")
     taken = _excluded_ranges(conn, run_id, "train")
@@ -101,7 +98,7 @@ def exclude_rest(conn: Connection, run_id: str, reason: str = "run_ended") -> in
 
 
 def readmit_rest(conn: Connection, run_id: str, reason: str = "run_ended") -> None:
-    """Take back what `exclude_rest` excluded of groups that may still be trained: the run goes on."""
+    """Undo `exclude_rest` for groups that may still be trained, because the run continues."""
     waiting = (groups.c.run_id == run_id) & groups.c.state.in_(("open", "complete"))
     of_groups = select(rollouts.c.id).join(groups, groups.c.id == rollouts.c.group_id).where(waiting)
     conn.execute(
@@ -110,7 +107,7 @@ def readmit_rest(conn: Connection, run_id: str, reason: str = "run_ended") -> No
 
 
 def _of_groups(query: Select[Any], rollout_id: Column[Any], run_id: str, purpose: str) -> Select[Any]:
-    """Narrow a query to rollouts of a run's groups with a purpose."""
+    """Narrow a query to the rollouts in a run's groups of a purpose."""
     joined = query.join(rollouts, rollouts.c.id == rollout_id).join(
         groups, groups.c.id == rollouts.c.group_id
     )
@@ -118,8 +115,9 @@ def _of_groups(query: Select[Any], rollout_id: Column[Any], run_id: str, purpose
 
 
 def _surviving(conn: Connection, run_id: str, purpose: str) -> dict[_Trained, list[_Step]]:
-    """The steps on the surviving version chain of a policy that trained the tokens which it sampled in a
-    rollout.
+    """Return by rollout and policy the steps in which the policy trained its own tokens of the rollout.
+
+    Only steps on the policy's surviving version chain count, in order of version.
     """
     chains: dict[str, VersionChain] = {}
     query = select(trained.c.rollout_id, trained.c.policy_id, trained.c.version, trained.c.tokens)
@@ -139,7 +137,7 @@ def _surviving(conn: Connection, run_id: str, purpose: str) -> dict[_Trained, li
 def _staleness(
     conn: Connection, run_id: str, purpose: str, steps: Mapping[_Trained, Sequence[_Step]]
 ) -> dict[int, int]:
-    """Trained tokens by staleness: those of trained rollouts that no exclusion names."""
+    """Count trained tokens by staleness: the tokens of trained rollouts that are not excluded."""
     taken = _excluded_ranges(conn, run_id, purpose)
     histogram: Counter[int] = Counter()
     columns = (calls.c.id, calls.c.rollout_id, calls.c.completion_len, calls.c.version_spans, _POLICY)
@@ -157,7 +155,7 @@ def _staleness(
 
 
 def _excluded_ranges(conn: Connection, run_id: str, purpose: str) -> dict[str, list[tuple[int, int]]]:
-    """Excluded ranges by call."""
+    """Return the excluded ranges by call."""
     query = select(exclusions.c.call_id, exclusions.c.start, exclusions.c.end)
     out: dict[str, list[tuple[int, int]]] = {}
     for row in conn.execute(_of_groups(query, exclusions.c.rollout_id, run_id, purpose)):
@@ -166,7 +164,7 @@ def _excluded_ranges(conn: Connection, run_id: str, purpose: str) -> dict[str, l
 
 
 def _gaps(ranges: Iterable[tuple[int, int]], length: int) -> Sequence[tuple[int, int]]:
-    """The parts of [0, length) that no range covers."""
+    """Return the parts of [0, length) that no range covers."""
     out = []
     reached = 0
     for start, end in sorted(ranges):

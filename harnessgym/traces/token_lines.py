@@ -1,6 +1,4 @@
-"""The tokens of a rollout one by one, as they stand in its training rows: what a trainer gets, for people
-to read.
-"""
+"""The tokens of a rollout one by one, as in its training rows, for people to read."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,34 +17,34 @@ class TokenLine:
     """One token."""
 
     position: int
-    """In the row."""
+    """Index in the row."""
     id: int
     text: str | None
-    """None where the policy's tokenizer is not there; bytes that are no whole character are written \\xff."""
+    """None if the policy's tokenizer is missing. Bytes that are not a whole character are written \\xff."""
     mask: int
     """1: sampled, and trained in this row."""
     logprob: float
-    """0.0 for what was not sampled."""
+    """0.0 if it was not sampled."""
     version: int
-    """The policy version that sampled it; -1 for what was not sampled."""
+    """The policy version that sampled it; -1 if it was not sampled."""
     advantage: float | None
-    """With which it was trained last; None before that."""
+    """The advantage of its latest training; None if it was not trained."""
     call: int | None
-    """Number of the call that sampled it, None for what calls were given."""
+    """Number of the call that sampled it; None for prompt tokens."""
     agent: str
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """A row, or the part of one up to the end of a call."""
+    """A row, or the part of a row up to the end of a call."""
 
     row: int | None
-    """Its place among the rollout's rows; None for a call that no row contains."""
+    """Index among the rollout's rows; None for a call that no row contains."""
     call: int
     """Number of the call that it ends with."""
     call_id: str
     excluded: str | None
-    """Why the call is in no row."""
+    """Why no row contains the call."""
     tokens: tuple[TokenLine, ...]
 
 
@@ -61,22 +59,22 @@ class _Sampled:
 
 @dataclass
 class TokenRows:
-    """The rows of one rollout. Calls are numbered session by session, in the order in which they began."""
+    """The rows of one rollout. Calls are numbered by session, in the order they began."""
 
     rollout: TracedRollout
     _texts: dict[str | None, Callable[[int], str | None]] = field(default_factory=dict)
-    """By policy: an id means something else in each one's tokenizer."""
+    """Decoders by policy: an id has another meaning in each policy's tokenizer."""
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """A call's number."""
+        """Numbers of calls by id."""
         return {call_id: number for number, call_id in enumerate(self.rollout.graph.calls)}
 
     def __len__(self) -> int:
         return len(self.rollout.trajectory.rows)
 
     def row(self, index: int) -> TokenRow:
-        """One training row, exactly. Raises `StoreError` if there is none."""
+        """Return one training row. Raises `StoreError` if there is no such row."""
         rows = self.rollout.trajectory.rows
         if not 0 <= index < len(rows):
             raise StoreError(
@@ -86,8 +84,9 @@ class TokenRows:
         return self._of_row(index, rows[index].turns[-1].call_id)
 
     def call(self, number: int) -> TokenRow:
-        """What a call was given and what it sampled: the row that has it, up to its end. Raises
-        `StoreError` without one.
+        """Return a call's prompt and completion: the row that contains it, up to the end of the call.
+
+        Raises `StoreError` if there is no such call.
         """
         calls = list(self.rollout.graph.calls.values())
         if not 0 <= number < len(calls):
@@ -96,6 +95,7 @@ class TokenRows:
                 f"{number}."
             )
         call_id = calls[number].id
+        # Several rows may share the call. False sorts first, so a row that trains it is preferred.
         holding = [
             (not row.mask[turn.start], index)
             for index, row in enumerate(self.rollout.trajectory.rows)
@@ -113,7 +113,7 @@ class TokenRows:
         return TokenRow(index, self.numbers[last_call], last_call, None, lines)
 
     def _excluded(self, call: CallFacts) -> TokenRow:
-        """A call of which nothing is trained; what it sampled has its logprobs and versions all the same."""
+        """Return a call that no row contains. Its sampled tokens still have logprobs and versions."""
         prompt = self.rollout.path(call.prompt_segment)
         segment = self.rollout.segments.get(call.completion_segment or "")
         made = () if segment is None else tuple(segment.ids)
@@ -151,7 +151,7 @@ class TokenRows:
         return {agent.id: agent.name for agent in self.rollout.graph.agents}
 
     def text(self, policy_id: str | None) -> Callable[[int], str | None]:
-        """The text of a token of a policy, None being the rollout's; each read once."""
+        """Return the decoder of a policy (None: the rollout's own). Each tokenizer is read once."""
         if policy_id not in self._texts:
             self._texts[policy_id] = self._text_of(policy_id)
         return self._texts[policy_id]
@@ -176,7 +176,7 @@ class TokenRows:
         return text
 
     def _advantages(self, turns: Sequence[_Sampled]) -> dict[int, float]:
-        """By position in the row."""
+        """Return the advantages by position in the row."""
         found = self.rollout.advantages
         return {
             turn.start + at: value

@@ -1,8 +1,8 @@
-"""Training rows: what a recorded rollout looks like to a trainer.
+"""Training rows: a recorded rollout in the form that trainers use.
 
 A row is one branch of the forest, flattened: token ids and a mask ("did the policy sample this token, and is
-it trained in this row?"). There is no prompt/completion split. Where branches share a sampled segment,
-exactly one row trains it.
+it trained in this row?"). There is no prompt/completion split. If branches share a sampled segment, exactly
+one row trains it.
 """
 
 from collections import defaultdict
@@ -35,14 +35,14 @@ class Turn:
     call_id: str
     agent_id: str
     state_key: str = ""
-    """Digest of the tokens between the turn before and this one, of the whole prompt for the first: what
-    the environment said last. What came before it may differ."""
+    """Digest of the tokens between the previous turn and this one, or of the whole prompt for the first turn.
+    It identifies the last observation, not the history before it."""
     rewards: dict[str, float] = field(default_factory=dict)
-    """The call's own, by channel."""
+    """Rewards of the call by channel."""
     parent_agent_id: str = ""
-    """The agent that started this turn's; "" for a main agent."""
+    """The agent that started this turn's agent; "" for a main agent."""
     place: int = 0
-    """Of the call in the order in which the rollout's calls began."""
+    """Index of the call in the order in which the rollout's calls began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Row:
     """int32 [T], the policy version that sampled the token; -1 where mask is 0"""
     turns: tuple[Turn, ...] = ()
     policy_id: str = ""
-    """The policy that sampled what has mask 1. What others said is context like any other."""
+    """The policy that sampled the tokens with mask 1. Tokens of other policies are ordinary context."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.ids), len(self.mask), len(self.logprobs), len(self.versions)}
@@ -84,31 +84,31 @@ class Exclusion:
     reason: str
     """side_call, aborted, error, undelivered, truncated_sampling or text_only."""
     policy_id: str = field(default="", compare=False)
-    """The policy that was asked."""
+    """The policy that was called."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """What a rollout as a whole, and its agents, were rewarded with."""
+    """Rewards of a rollout as a whole and of its agents."""
 
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """The rollout's, by channel."""
+    """Rewards of the rollout by channel."""
     agents: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """By agent, then by channel."""
+    """Rewards by agent, then by channel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """All rows of one rollout, and the account of its sampled tokens."""
+    """All rows of a rollout, and the account of its sampled tokens."""
 
     rows: tuple[Row, ...]
     exclusions: tuple[Exclusion, ...]
     sampled: int
-    """Tokens the policy sampled in all calls of the rollout."""
+    """Tokens that were sampled in all calls of the rollout."""
     trained: int
     """Tokens with mask 1 over all rows."""
     incomplete: str | None = None
-    """Why the record may lack something the policy did, if it may."""
+    """Why the record may lack something that the policy did; None if it is complete."""
     credit: Credit = Credit()
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ class Trajectory:
             )
 
     def of_policy(self, policy_id: str) -> "Trajectory":
-        """What of it one policy sampled."""
+        """Return the part that one policy sampled."""
         rows = tuple(row for row in self.rows if row.policy_id == policy_id)
         exclusions = tuple(item for item in self.exclusions if item.policy_id == policy_id)
         trained = sum(int(row.mask.sum()) for row in rows)
@@ -129,12 +129,11 @@ class Trajectory:
 
 
 def rows_of(conn: Connection, rollout_id: str, *, group_id: str) -> Trajectory:
-    """Every branch of a rollout's forests as a row, each sampled token trained once or excluded with its
-    reason.
+    """Return each branch of a rollout's forests as a row. Each sampled token is trained once or excluded.
 
-    A row ends with the last token it trains; branches that would train nothing give none. Rows are in order
-    of the call they end in; a shared segment is trained in the first. Raises `TraceError` if stored tokens
-    contradict each other.
+    A row ends with the last token that it trains; a branch that would train nothing gives no row. Rows are in
+    order of the call that they end in, and a shared segment is trained in the first of its rows. Raises
+    `TraceError` if stored tokens contradict each other.
     """
     found = _calls(conn, rollout_id)
     nodes = _nodes(conn, rollout_id)
@@ -182,22 +181,22 @@ class _Rows:
     group_id: str
     nodes: dict[str, _Node]
     owners: dict[str, RowMapping]
-    """Completion segment to the call that sampled it."""
+    """Maps a completion segment to the call that sampled it."""
     trained: dict[str, RowMapping]
     """The part of `owners` that is trained, in order of recording."""
     rewards: Mapping[str, dict[str, float]]
-    """By call, then by channel."""
+    """Rewards by call, then by channel."""
     places: Mapping[str, int]
-    """By call: see `Turn.place`."""
+    """`Turn.place` by call."""
     _used: set[str] = field(default_factory=set)
 
     def build(self) -> list[Row]:
-        """One row per trained segment that no other trained segment comes after."""
+        """Build a row per trained segment that no other trained segment follows."""
         inner = self._ancestors(self.trained)
         return [self._row(self._path(leaf)) for leaf in self.trained if leaf not in inner]
 
     def _ancestors(self, leaves: Iterable[str]) -> set[str]:
-        """All proper ancestors; every segment is visited once."""
+        """Return all proper ancestors of the leaves. Visits every segment once."""
         seen: set[str] = set()
         for leaf in leaves:
             at = self._node(leaf).parent_id
@@ -243,6 +242,8 @@ class _Rows:
                 turns.append(
                     Turn(start, end, call["id"], call["agent_id"] or "", state, own_rewards, parent, place)
                 )
+            # Only the first row with a shared segment trains it; in later rows it is context. So is anything
+            # that another policy sampled: its logprobs are not those of the policy trained here.
             own = call is not None and call["policy_id"] == policy_id
             if call is not None and own and node.id in self.trained and node.id not in self._used:
                 assert node.logprobs is not None
@@ -265,10 +266,11 @@ def _calls(conn: Connection, rollout_id: str) -> Sequence[RowMapping]:
 
 
 def _places(found: Sequence[RowMapping]) -> dict[str, int]:
-    """Each call's place in the order in which a rollout's calls began. `found` is by session and ordinal.
+    """Return each call's index in the order in which a rollout's calls began.
 
-    Ids sort by the clock of the proxy that made them. If it was set back in between, a call counts as begun
-    no earlier than the one before it in its session, whose ordinals no clock can change.
+    `found` is ordered by session and ordinal. Ids sort by the clock of the proxy that made them, which may
+    have been set back. So a call counts as begun no earlier than the previous one of its session: ordinals do
+    not depend on a clock.
     """
     latest: dict[str, str] = {}
     began = []
@@ -288,7 +290,7 @@ def _nodes(conn: Connection, rollout_id: str) -> dict[str, _Node]:
 
 
 def _rewards(conn: Connection, rollout_id: str) -> Mapping[str, dict[str, dict[str, float]]]:
-    """By unit, target and channel."""
+    """Return the rewards by unit, target and channel."""
     found: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for unit, target, channel, value in conn.execute(_REWARDS, {"rollout": rollout_id}):
         found[unit][target][channel] = value
@@ -296,7 +298,7 @@ def _rewards(conn: Connection, rollout_id: str) -> Mapping[str, dict[str, dict[s
 
 
 def _completion(call: RowMapping, nodes: dict[str, _Node]) -> _Node | None:
-    """What a call sampled; None if it has no tokens."""
+    """Return the segment that a call sampled; None if it has none."""
     if call["completion_segment"] is None:
         return None
     node = nodes.get(call["completion_segment"])
@@ -312,11 +314,12 @@ def _completion(call: RowMapping, nodes: dict[str, _Node]) -> _Node | None:
 
 
 def _exclusion_reason(call: RowMapping, node: _Node, continued: set[str | None]) -> str | None:
-    """Why a call's tokens are not trained; None if they are."""
+    """Return why a call's tokens are not trained; None if they are."""
     if call["kind"] in ("side", "count"):
         return "side_call"
     if call["status"] in ("aborted", "error"):
         return str(call["status"])
+    # An answer that another call continues did reach the harness, whatever the delivery status says.
     if call["status"] == "undelivered" and node.id not in continued:
         return "undelivered"
     if node.logprobs is None:
@@ -327,8 +330,9 @@ def _exclusion_reason(call: RowMapping, node: _Node, continued: set[str | None])
 
 
 def _truncates(sampling: dict[str, Any]) -> bool:
-    """Whether some tokens could not be sampled at all: their policy gradient needs the set that could,
-    which is not stored.
+    """Return whether sampling was restricted to some of the tokens.
+
+    The policy gradient would need the set of tokens that could be sampled, which is not stored.
     """
     truncated = sampling.get("top_p", 1.0) < 1.0 or sampling.get("top_k", 0) > 0
     return bool(truncated or sampling.get("temperature", 1.0) <= 0.0)

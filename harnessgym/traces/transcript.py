@@ -1,9 +1,9 @@
-"""What was said in a rollout, call by call: the messages that each request added, and what it was answered.
+"""The transcript of a rollout, call by call: the messages that each request added, and its answer.
 
-Requests are read from their stored bodies by the dialect that they came in, answers from the tokens that were
-sampled. A conversation is sent again with every turn; each message of it is read once. What cannot be known
-is said to be missing: an answer without the policy's files, a request whose body is not stored. Messages are
-what the harness said, without the demands that the proxy may have put to the policy in words.
+Requests are read from their stored bodies with the dialect of the request, answers from the sampled tokens. A
+harness sends the whole conversation with every turn, but each message is read only once. What cannot be read
+is listed as missing: an answer without the policy's files, a request whose body is not stored. Messages are
+those of the harness, without instructions that the proxy may have added for the policy.
 """
 
 from collections import OrderedDict
@@ -20,42 +20,44 @@ from harnessgym.traces.forest import replay_form
 from harnessgym.traces.stored_bodies import StoredBodies
 
 _HELD = 64
-"""Conversations of a session that are held; others are read again when a later request goes on from them."""
+"""Number of conversations of a session that stay in memory. Others are read again if a request continues them."""
 _PREVIOUS = "resp_"
-"""How ids begin under which clients know answers."""
+"""Prefix of the ids under which clients refer to answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One call: what its request added to the conversation, and what it was answered."""
+    """One call: what its request added to the conversation, and its answer."""
 
     call: CallFacts
     agent: str
-    """Name of who asked; empty for a call that is no agent's."""
+    """Name of the agent; empty for a call that belongs to no agent."""
     continues: str | None
-    """The call whose conversation the request goes on from."""
+    """The call whose conversation the request continues."""
     shared: int
-    """How many leading messages it has in common with that conversation, which ends in that call's answer."""
+    """How many leading messages it shares with that conversation, which ends in that call's answer."""
     new: tuple[Message, ...]
-    """The messages behind those."""
+    """The messages after those."""
     tools: tuple[ToolSpec, ...]
     answer: Message | None
     answer_source: AnswerSource | None
     missing: tuple[str, ...] = ()
-    """What is not known, and why."""
+    """What is missing, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """All that was said in a rollout."""
+    """All exchanges of a rollout."""
 
     rollout: RolloutFacts
     agents: tuple[AgentFacts, ...]
     exchanges: tuple[Exchange, ...]
-    """Session by session, in the order in which calls began."""
+    """By session, in the order the calls began."""
 
     def said(self, call_id: str) -> tuple[tuple[Message, str | None], ...]:
-        """Every message up to and with a call's answer, with the call whose answer it is, if it is one."""
+        """Return all messages up to and including a call's answer, each with its call if it is an answer."""
+        # Walks back through the conversations. `end` bounds how much of each one the request still has: it may
+        # share fewer messages with a distant conversation than with a nearer one, never more.
         by_id = {item.call.id: item for item in self.exchanges}
         parts = list[list[_Spoken]]()
         at = call_id
@@ -71,7 +73,7 @@ class Transcript:
             at = item.continues
 
     def conversation(self, call_id: str) -> tuple[Message, ...]:
-        """Everything that was said up to and with a call's answer."""
+        """Return all messages up to and including a call's answer."""
         return tuple(message for message, _ in self.said(call_id))
 
 
@@ -94,6 +96,7 @@ def transcript(conn: Connection, rollout_id: str, languages: Languages | None = 
         )
         exchange, replayed = session.exchange(call, names.get(call.agent_id or "", ""))
         exchanges[call.id] = exchange
+        # If an answer cannot be decoded, use the form in which a later request sends it back.
         if replayed is not None and exchange.continues is not None:
             asked = exchanges[exchange.continues]
             if asked.answer is None:
@@ -103,18 +106,18 @@ def transcript(conn: Connection, rollout_id: str, languages: Languages | None = 
 
 @dataclass(frozen=True, slots=True)
 class _Conversation:
-    """What a call was asked, whole, and what it was answered."""
+    """The whole conversation of a call, and its answer."""
 
     messages: tuple[Message, ...]
     instructions: bool = False
-    """Whether the first message holds for this call only."""
+    """Whether the first message applies to this call only."""
     tools: tuple[ToolSpec, ...] = ()
     answer: Message | None = None
     source: AnswerSource | None = None
     missing: tuple[str, ...] = ()
     agent_id: str | None = None
     raw: str | None = None
-    """The prompt, where it was not made of messages."""
+    """The text of a prompt that did not consist of messages."""
 
 
 @dataclass
@@ -128,7 +131,7 @@ class _Session:
     _readers: dict[str, Any] = field(default_factory=dict)
 
     def exchange(self, call: CallFacts, agent: str) -> tuple[Exchange, Message | None]:
-        """A call's exchange, and the answer before it as this request has it."""
+        """Return a call's exchange, and the preceding answer in the form that this request contains."""
         self._calls[call.id] = call
         said = self._conversation(call)
         base, shared, replayed = self._base(call, said)
@@ -146,7 +149,7 @@ class _Session:
         return found
 
     def _known(self, call_id: str) -> _Conversation:
-        """The conversation of an earlier call."""
+        """Return the conversation of an earlier call."""
         if call_id in self._held:
             self._held.move_to_end(call_id)
             return self._held[call_id]
@@ -215,9 +218,7 @@ class _Session:
         )
 
     def _prompted(self, call: CallFacts, prompt: str) -> tuple[Message, ...]:
-        """A raw prompt as messages: the longest earlier prompt and answer that it begins with, then the
-        text behind.
-        """
+        """Return a raw prompt as messages: the longest earlier prompt and answer in it, then the rest."""
         names = (
             [call.parent_call_id]
             if call.parent_call_id in self._calls
@@ -234,8 +235,9 @@ class _Session:
         return (*known.messages, known.answer, Message("user", prompt[len(before) :]))
 
     def _base(self, call: CallFacts, said: _Conversation) -> tuple[str | None, int, Message | None]:
-        """The call whose conversation a request goes on from, how much of it is shared, and its answer as
-        it is sent back.
+        """Return the call whose conversation a request continues, the number of shared messages, the answer.
+
+        The answer is in the form in which the request contains it; None if it does not.
         """
         if call.parent_call_id in self._calls:
             shared, replayed = _shared(self._known(call.parent_call_id), said.messages, answered=True)
@@ -251,8 +253,9 @@ class _Session:
 
 
 def _joined(known: _Conversation, request: Any) -> tuple[Message, ...]:
-    """The whole conversation of a request that names the answer it goes on from. Instructions hold for one
-    request only.
+    """Return the whole conversation of a request that names the answer it continues.
+
+    Instructions apply to one request only, so those of the earlier request are dropped.
     """
     old = known.messages[1:] if known.instructions else known.messages
     front, new = (
@@ -264,10 +267,9 @@ def _joined(known: _Conversation, request: Any) -> tuple[Message, ...]:
 def _shared(
     known: _Conversation, messages: tuple[Message, ...], *, answered: bool
 ) -> tuple[int, Message | None]:
-    """How many leading messages are those of a conversation and of its answer, and the answer as it stands
-    there.
+    """Return how many leading messages belong to a conversation and its answer, and the answer's form there.
 
-    `answered` says that the request is known to contain the answer, in whichever form.
+    `answered`: the request is known to contain the answer in some form.
     """
     before = known.messages
     pairs = enumerate(zip(before, messages, strict=False))
@@ -282,12 +284,12 @@ def _shared(
 
 
 def _says(message: Message) -> str:
-    """What two forms of one answer have in common: clients leave reasoning out."""
+    """Return a digest that is equal for all forms of an answer. Clients may leave out the reasoning."""
     return replace(replay_form(message), reasoning="").digest
 
 
 def _written(known: _Conversation) -> str:
-    """A raw prompt and its answer."""
+    """Return a raw prompt followed by its answer."""
     return f"{known.raw}{known.answer.content if known.answer is not None else ''}"
 
 

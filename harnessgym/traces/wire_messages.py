@@ -1,4 +1,4 @@
-"""Messages and tools in OpenAI's chat form, arguments as the text that the policy wrote."""
+"""Messages and tools in OpenAI's chat format, with arguments as the text that the policy wrote."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ Json = dict[str, Any]
 
 
 def to_wire(message: Message) -> Json:
-    """A message as chat completions have it, and `is_error` where it is so. Reading it back gives the same message."""
+    """Return a message in the chat format, plus `is_error` if it is set. Parsing it gives the same message."""
     out = message.to_chat()
     for call, written in zip(message.tool_calls, out.get("tool_calls", ()), strict=True):
         written["function"]["arguments"] = call.arguments
@@ -18,5 +18,5 @@ def to_wire(message: Message) -> Json:
 
 
 def tools_to_wire(tools: tuple[ToolSpec, ...]) -> list[Json]:
-    """Tools as chat completions have them."""
+    """Return tools in the chat format."""
     return [tool.to_template() for tool in tools]

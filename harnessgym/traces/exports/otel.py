@@ -4,9 +4,9 @@ A collector's `otlpjsonfile` receiver reads the file, and an OTLP/HTTP endpoint 
 
 A rollout is a trace. It has `invoke_agent` spans for the rollout and each agent. Inside these are `chat`
 spans for calls, whose model is the policy, and `execute_tool` spans for tool calls. Other events are span
-events of their agent. Rewards are `gen_ai.evaluation.result` events of the rollout. Edges other than temporal ones are
-links of the span that they lead to. Token ids are left out: `harnessgym.*` attributes name the call and the
-segments that have them.
+events of their agent. Rewards are `gen_ai.evaluation.result` events of the rollout. Edges other than temporal
+ones are links of the span that they lead to. Token ids are left out: `harnessgym.*` attributes name the call
+and the segments that have them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -21,7 +21,8 @@ _UNITS = ("token", "turn", "message", "tool_call", "agent", "rollout", "team")
 _IN_ATTRIBUTES = ("x_token_ref", "x_duration_s", "x_call_id")
 _READ = frozenset({
     "id", "t", "type", "agent", "role", "from", "to", "tool", "content_ref", "trusted", "x_event",
-    "x_attributes", "x_evidence", "x_confidence", "x_source", "x_span_id", "x_inferred_edges", "x_rollout", "x_agents", *_IN_ATTRIBUTES,
+    "x_attributes", "x_evidence", "x_confidence", "x_source", "x_span_id", "x_inferred_edges", "x_rollout",
+    "x_agents", *_IN_ATTRIBUTES,
 })  # fmt: skip
 """Members of an event that have a column or are handled here. Others become attributes."""
 
@@ -71,8 +72,9 @@ def _add_agents(rows: ImportRows, events: Iterable[Json], told: list[Json]) -> N
     """Insert the agents that the trace describes, then any other that its events name."""
     for at, agent in enumerate(told):
         rows.agent(
-            agent["id"], agent["name"], rows.session(agent["session_id"]) if agent["session_id"] else None, at * 1e-6,
-            role=agent["role"], parent_agent_id=rows.known(agent["parent_agent_id"]), evidence=agent["evidence"],
+            agent["id"], agent["name"], rows.session(agent["session_id"]) if agent["session_id"] else None,
+            at * 1e-6, role=agent["role"], parent_agent_id=rows.known(agent["parent_agent_id"]),
+            evidence=agent["evidence"],
         )  # fmt: skip
     for event in events:
         for name in (event["agent"], event.get("from"), event.get("to")):

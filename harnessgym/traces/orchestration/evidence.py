@@ -18,12 +18,12 @@ _LEAST_FAR = 12
 """The same for a match in a text that need not be related."""
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _STARTS = frozenset((
-    "agent", "agents", "assign", "delegate", "dispatch", "handoff", "handover", "researcher", "spawn", "specialist", "subagent",
-    "task", "transfer", "worker",
+    "agent", "agents", "assign", "delegate", "dispatch", "handoff", "handover", "researcher", "spawn",
+    "specialist", "subagent", "task", "transfer", "worker",
 ))  # fmt: skip
 _MANAGES = frozenset((
-    "cancel", "close", "complete", "create", "finish", "get", "kill", "list", "output", "read", "resume", "send", "status",
-    "stop", "todo", "todos", "update", "wait", "write",
+    "cancel", "close", "complete", "create", "finish", "get", "kill", "list", "output", "read", "resume",
+    "send", "status", "stop", "todo", "todos", "update", "wait", "write",
 ))  # fmt: skip
 _DETACHES = frozenset(("spawn", "background"))
 

@@ -24,7 +24,7 @@ class Recorded:
 
 
 def recall(rollout_id: str, events: Sequence[EventRow], calls: Sequence[Recorded]) -> SessionOrchestration:
-    """Rebuild the state after a session's `events` (in order of time) and `calls` (in the order they began)."""
+    """Rebuild the state from a session's `events`, in order of time, and `calls`, in the order they began."""
     # Calls first: the events refer to agents and answers that the calls define.
     machine = SessionOrchestration(rollout_id)
     began = {event.id: event for event in events if event.kind == "llm_call"}

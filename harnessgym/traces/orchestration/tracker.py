@@ -1,8 +1,8 @@
 """Derives the orchestration of agents from the proxy's traffic: spawns, tool calls, returns, handoffs, stops.
 
 The tracker is a state machine for one session. It takes what each request adds and each committed answer, and
-returns the events and edges to write with them, so the cost of a turn depends only on what the turn adds. What
-the traffic does not say explicitly is inferred, with evidence and confidence. The state follows from the
+returns the events and edges to write with them. So the cost of a turn depends only on what the turn adds.
+What the traffic does not say explicitly is inferred, with evidence and confidence. The state follows from the
 returned events and the answers, so `orchestration.memory` can rebuild it from the store.
 """
 
@@ -19,7 +19,7 @@ from harnessgym.traces.orchestration.rows import OBSERVED, EdgeEvidence, Orchest
 from harnessgym.traces.orchestration.tools import MatchedResult, OpenCall, ToolCalls
 
 _TEXT = 500
-"""Maximum characters of a message that an event keeps. Arguments are kept whole, because contracts check them."""
+"""Maximum characters of a message that an event keeps. Arguments are kept whole: contracts check them."""
 
 _TICK_S = 1e-6
 """Minimum time between the events of two requests."""
@@ -122,8 +122,8 @@ class SessionOrchestration:
             me.parent = asked.parent_agent_id
         if self.held:
             self._go_on(rows, asked)
-        # A repeated request must not create its spawns and returns a second time. It only depends on the same
-        # events as the first.
+        # A repeated request must not create its spawns and returns a second time. It only gets edges from the
+        # same events as the first.
         if asked.again:
             rows.edges += [
                 EdgeRow(
@@ -152,7 +152,7 @@ class SessionOrchestration:
             return rows
         said = Reply(call_id, rows.t, message, finish_reason, begun.sibling)
         self.members.get(begun.agent_id).said = said
-        # Of several sibling answers the harness acts on one. Which one shows only in a later request, so their
+        # The harness acts on one of several sibling answers. Only a later request shows which one, so their
         # tool calls are held back until then.
         if not said.sibling:
             self._act(rows, begun.agent_id, said)
@@ -195,8 +195,8 @@ class SessionOrchestration:
 
     def _react(self, rows: OrchestrationRows, asked: AgentRequest, me: Agent) -> None:
         """Add what follows from the new messages of a request."""
-        # Results first, because a result for another agent's call is the evidence of a handoff. Handoff before
-        # spawn: an agent that takes over was not started.
+        # Results first: a result for another agent's call is the evidence of a handoff. Handoff before spawn:
+        # an agent that takes over was not started.
         joined = self._results(rows, asked, me)
         handed = self._hands_over(asked, me, joined)
         if handed is not None:

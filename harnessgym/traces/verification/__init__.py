@@ -1,1 +1,1 @@
-"""Recomputes from the stored rows what a store claims."""
+"""Verifies a store: recomputes from its rows what they claim."""

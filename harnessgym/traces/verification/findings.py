@@ -1,36 +1,36 @@
-"""What `traces verify` reports: findings of stable kinds, and how much was looked at."""
+"""The report of `traces verify`: findings of stable kinds, and how much was checked."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 FindingKind = Literal[
-    "reference",  # a row refers to a row that is not there, or to one of another session or rollout
+    "reference",  # a row refers to a missing row, or to one of another session or rollout
     "segment_blob",  # a segment's bytes do not have the stored length
     "segment_hash",  # a segment's ids do not have the stored hash
-    "segment_tree",  # a segment has no way to a root
+    "segment_tree",  # a segment has no path to a root
     "segment_orphan",  # no call owns a segment: a call was dropped
     "ordinal_gap",  # ordinals of a session are not 0..n-1: a call was dropped
     "ordinal_order",  # a call continues one that came after it
-    "seal_count",  # a sealed session has another number of calls than when it was sealed
-    "prompt_length",  # a rebuilt prompt is longer or shorter than what went on the wire
-    "prompt_hash",  # a rebuilt prompt is not what went on the wire
+    "seal_count",  # the number of calls in a sealed session has changed since it was sealed
+    "prompt_length",  # a rebuilt prompt is longer or shorter than the one on the wire
+    "prompt_hash",  # a rebuilt prompt is not the one on the wire
     "completion_missing",  # a finished call has no tokens
-    "completion_length",  # a completion is longer or shorter than what was sampled
-    "completion_hash",  # ids, logprobs or spans are not those that were sampled
+    "completion_length",  # a completion is longer or shorter than the sampled one
+    "completion_hash",  # ids, logprobs or spans are not the sampled ones
     "completion_parent",  # a completion does not follow its call's prompt, or two calls claim it
     "logprob",  # a logprob is positive or not finite
     "span_coverage",  # version spans do not tile the completion
     "span_version",  # a token names a version that was never published
-    "usage",  # the engine counted other tokens
+    "usage",  # the engine's token counts differ from the record
     "parent_policy",  # a call continues tokens that another policy sampled
     "parent_prefix",  # a call does not continue the tokens of its parent
     "exclusion_range",  # an excluded range lies outside its call, or overlaps another
-    "advantage",  # advantages of a trained rollout are not those of exactly the tokens that were trained
-    "account",  # trained + excluded is not sampled
+    "advantage",  # advantages of a trained rollout do not cover exactly the tokens that were trained
+    "account",  # trained + excluded tokens are not the sampled ones
     "trained_twice",  # a rollout was trained more often than the run allows on the surviving version chain
-    # a group with fewer graded rollouts than it must have was not given up, or one with enough was
+    # a group with too few graded rollouts was not given up, or one with enough was
     "min_group",
-    "trained_purpose",  # a rollout that is not for training was trained
+    "trained_purpose",  # a rollout with another purpose than training was trained
     "staleness",  # a trained token is older than allowed, or newer than the version trained
 ]
 
@@ -41,23 +41,23 @@ class Finding:
 
     kind: FindingKind
     where: str
-    """What it is about, e.g. `call 0006...`."""
+    """The row it is about, e.g. `call 0006...`."""
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How much was looked at."""
+    """How much was checked."""
 
     sessions: int = 0
     calls: int = 0
     unfinished: int = 0
-    """Calls that were asked and never finished: no contradiction, but their rollouts are incomplete."""
+    """Calls that never finished. They are not contradictions, but their rollouts are incomplete."""
     segments: int = 0
     tokens: int = 0
-    """Ids of all segments."""
+    """Number of ids in all segments."""
     rollouts: int = 0
-    """Training rollouts whose account must be closed."""
+    """Number of training rollouts whose account must be closed."""
     trained_tokens: int = 0
     excluded_tokens: int = 0
 
@@ -71,7 +71,7 @@ class VerificationReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing contradicts anything."""
+        """Whether there are no findings."""
         return not self.findings
 
     @property
@@ -96,5 +96,5 @@ class Tally:
         self.counts[name] = self.counts.get(name, 0) + number
 
     def report(self) -> VerificationReport:
-        """What was found, in order."""
+        """Return the report, with findings in the order they were made."""
         return VerificationReport(tuple(self.findings), Coverage(**self.counts))

@@ -1,5 +1,6 @@
-"""Verification of the ledger: every sampled token trained or excluded, nothing trained too often, too
-stale or too few.
+"""Verifies the ledger: every sampled token is trained or excluded, and trained rollouts respect the limits.
+
+The limits are those on reuse, staleness and the minimum size of groups.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ _CLOSED_STATES = ("consumed", "dropped")
 
 @dataclass(slots=True)
 class _Books:
-    """What the store says of one rollout's tokens."""
+    """The stored rows about one rollout's tokens."""
 
     rollout: RowMapping
     """id, policy_id, purpose, state (of its group)"""
@@ -27,10 +28,10 @@ class _Books:
     exclusions: list[RowMapping] = field(default_factory=list)
     trained: list[RowMapping] = field(default_factory=list)
     advantages: dict[str, list[RowMapping]] = field(default_factory=dict)
-    """By row of the ledger."""
+    """Advantages by id of their ledger row."""
 
     def of_policy(self, policy_id: str) -> "_Books":
-        """What of them is about the tokens that one policy sampled."""
+        """Return the part about tokens that one policy sampled."""
         own = {call["id"] for call in self.calls if call["policy_id"] == policy_id}
         trained = [row for row in self.trained if row["policy_id"] == policy_id]
         return _Books(
@@ -43,7 +44,7 @@ class _Books:
 
     @property
     def policies(self) -> list[str]:
-        """Ids of those that sampled or were trained, the rollout's own first."""
+        """Ids of the policies that sampled or were trained, the rollout's own first."""
         others = {call["policy_id"] for call in self.calls} | {row["policy_id"] for row in self.trained}
         return [self.rollout["policy_id"], *sorted(others - {self.rollout["policy_id"]})]
 
@@ -60,15 +61,15 @@ class _Books:
 
 @dataclass(frozen=True, slots=True)
 class LedgerCheck:
-    """The books of one run, and where findings about them go."""
+    """The books of one run, and the tally for findings about them."""
 
     books: Mapping[str, _Books]
     chains: Mapping[str, VersionChain]
-    """By policy."""
+    """Version chains by policy."""
     max_staleness: int | None
-    """η, if the run's configuration says."""
+    """η; None if the run's configuration does not set it."""
     reuse: int
-    """How many further times a rollout may be trained."""
+    """How many more times a rollout may be trained after the first."""
     ended: bool
     tally: Tally
 
@@ -116,9 +117,7 @@ class LedgerCheck:
         )
 
     def check_groups(self, conn: Connection, run_id: str) -> None:
-        """Groups that are complete have as many graded rollouts as they must have, and those given up for
-        that had not.
-        """
+        """Check that complete groups have enough graded rollouts, and those given up as too small did not."""
         for row in conn.execute(_graded(run_id)).mappings():
             least = min(row["min_members"], row["size"])
             graded = row["graded"]
@@ -146,7 +145,7 @@ class LedgerCheck:
                 )
 
     def _check_policy(self, book: _Books, policy: str, where: str) -> None:
-        """Every policy has a ledger of its own."""
+        """Check the ledger of one policy."""
         chain = self.chains[policy]
         counted = [row for row in book.trained if chain.survives(row["version"])]
         if len(counted) > 1 + self.reuse:
@@ -163,9 +162,9 @@ class LedgerCheck:
             self._check_advantages(book, row, where)
 
     def _must_close(self, book: _Books, counted: Sequence[RowMapping]) -> bool:
-        """Consumed or given up. A rollout that only orphaned steps trained may be trained again while the
-        run goes on.
-        """
+        """Return whether the account must be closed: the rollout was trained or given up, or the run ended."""
+        # A rollout that only orphaned steps trained on may be trained again while the run continues, so its
+        # account may still be open.
         settled = book.rollout["state"] in _CLOSED_STATES and not book.trained
         return bool(counted) or settled or self.ended
 
@@ -203,8 +202,9 @@ class LedgerCheck:
             reached[item["call_id"]] = end
 
     def _check_advantages(self, book: _Books, row: RowMapping, where: str) -> None:
-        """Every trained token has one advantage, and no other token has any; a step that recorded none is
-        passed over.
+        """Check that each trained token has exactly one advantage and no other token has any.
+
+        A step without recorded advantages is skipped.
         """
         found = book.advantages.get(row["id"], [])
         step = f"step {row['step']} into version {row['version']}"
@@ -216,6 +216,7 @@ class LedgerCheck:
         lengths = {
             call["completion_segment"]: (call["id"], call["completion_len"] or 0) for call in book.calls
         }
+        # Excluded ranges and the ranges seen so far: an advantage must not overlap any of them.
         taken: dict[str, list[tuple[int, int]]] = {}
         for item in book.exclusions:
             taken.setdefault(item["call_id"], []).append((item["start"], item["end"]))
@@ -245,9 +246,9 @@ class LedgerCheck:
 
 
 def _graded(run_id: str) -> Select[Any]:
-    """Training groups that are not open and whole, each with how many of its rollouts were graded.
+    """Return a query of the training groups that have ended, with the number of graded rollouts.
 
-    Of a group that is not whole, some rollouts were removed from the store since.
+    Leaves out groups some of whose rollouts have been removed from the store since.
     """
     columns = [groups.c[name] for name in ("id", "state", "given_up", "size", "min_members")]
     graded = func.sum(case((rollouts.c.status == "finished", 1), else_=0)).label("graded")
@@ -271,7 +272,7 @@ def _advantages(conn: Connection, run_id: str) -> Sequence[RowMapping]:
 
 
 def _setting(config: Any, section: str, name: str) -> int | None:
-    """A number in a run's configuration."""
+    """Return a number from a run's configuration; None if it is not set."""
     told = config.get(section) if isinstance(config, dict) else None
     found = told.get(name) if isinstance(told, dict) else None
     return found if isinstance(found, int) else None

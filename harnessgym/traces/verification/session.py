@@ -1,8 +1,8 @@
-"""Verification of one session's calls and tokens, from nothing but the stored rows.
+"""Verifies one session's calls and tokens from the stored rows alone.
 
-Prompts are rebuilt by following segments from their roots, one running hash per segment, and compared with
-the lengths and hashes that the upstream client stored. The code that recorded the tokens (`forest`) has no
-part in it.
+Prompts are rebuilt by following segments from their roots, with one running hash per segment. They are
+compared with the lengths and hashes that the upstream client stored. The code that recorded the tokens
+(`forest`) is not used, so its faults cannot hide themselves.
 """
 
 from collections import Counter
@@ -32,16 +32,16 @@ class _Path:
 
 @dataclass(frozen=True, slots=True)
 class SessionCheck:
-    """A session's rows, and where findings about them go."""
+    """A session's rows, and the tally for findings about them."""
 
     session: RowMapping
     """id, rollout_id, calls_at_seal, policy_id"""
     versions: Mapping[str, frozenset[int]]
-    """Published versions, by policy."""
+    """Published versions by policy."""
     calls: Sequence[RowMapping]
-    """In order of their ordinals."""
+    """Calls in order of their ordinals."""
     segments: dict[str, Mapping[str, Any]]
-    """By id; their `ids` in four bytes each, as everything is hashed."""
+    """Segments by id. Their `ids` are widened to four bytes each, the form that is hashed."""
     paths: dict[str, _Path]
     tally: Tally
 
@@ -59,7 +59,7 @@ class SessionCheck:
         return cls(session, versions, found, by_id, _hash_paths(by_id), tally)
 
     def run(self) -> None:
-        """Check everything about the session."""
+        """Run all checks of the session."""
         self.tally.count("sessions")
         self.tally.count("calls", len(self.calls))
         self._check_segments()
@@ -177,8 +177,9 @@ class SessionCheck:
         self._check_usage(call, where)
 
     def _check_spans(self, call: RowMapping, length: int, where: str, *, text_only: bool) -> list[list[int]]:
-        """Returns the spans as they are hashed. What an outside model said has neither logprobs nor
-        versions.
+        """Check the version spans, and return them as they are hashed.
+
+        Answers of outside models have neither logprobs nor versions.
         """
         spans = stored_spans(call["version_spans"])
         reached = 0
@@ -206,6 +207,7 @@ class SessionCheck:
 
     def _check_logprobs(self, segment: Mapping[str, Any], where: str) -> None:
         blob = segment["logprobs"] or b""
+        # A damaged blob may not have a whole number of floats. `segment_blob` reports that; check the rest.
         logprobs = np.frombuffer(blob[: len(blob) // 4 * 4], dtype="<f4")
         wrong = np.flatnonzero(~(np.isfinite(logprobs) & (logprobs <= 0.0)))
         if len(wrong):
@@ -248,22 +250,22 @@ class SessionCheck:
             )
 
     def _continues(self, parent: RowMapping | None, call: RowMapping) -> bool:
-        """Whether the parent's prompt and completion begin the call's prompt; by the segments where these
-        connect the two.
-        """
+        """Return whether the call's prompt begins with the parent's prompt and completion."""
         if (
             parent is None
             or parent["completion_segment"] not in self.paths
             or call["prompt_segment"] not in self.paths
         ):
             return False
+        # Usually the segments are linked and the tokens need not be compared. After a harness changed its
+        # history, a prompt is stored as a new root and may still begin with the same tokens.
         before = self.segments[call["prompt_segment"]]["parent_id"]
         if before is not None:
             return bool(before == parent["completion_segment"])
         return self._tokens(call["prompt_segment"]).startswith(self._tokens(parent["completion_segment"]))
 
     def _tokens(self, segment_id: str) -> bytes:
-        """Packed ids of a path."""
+        """Return the packed ids of a path."""
         parts = []
         at = segment_id
         while at is not None:
@@ -273,7 +275,7 @@ class SessionCheck:
 
 
 def stored_spans(value: object) -> list[list[int]] | None:
-    """Version spans [start, end, version] as a call's row has them; None if they are anything else."""
+    """Return a call's stored version spans [start, end, version]; None if they have another form."""
     if not isinstance(value, list):
         return None
     shaped = all(isinstance(span, list) and len(span) == 3 and all(map(_is_number, span)) for span in value)
@@ -285,9 +287,7 @@ def _is_number(value: object) -> bool:
 
 
 def _whole_ids(blob: bytes, length: int) -> bytes:
-    """Stored token ids with the bytes that were left out as zeros; as they are where they are not `length`
-    ids.
-    """
+    """Widen stored token ids to four bytes each. Returns the blob unchanged if it does not hold `length` ids."""
     width, rest = divmod(len(blob), length) if length else (0, 0)
     if rest or not 2 <= width < 4:
         return blob
@@ -298,7 +298,7 @@ def _whole_ids(blob: bytes, length: int) -> bytes:
 
 
 def _hash_paths(rows: dict[str, Mapping[str, Any]]) -> dict[str, _Path]:
-    """A running hash per segment that has a way to a root, parents first."""
+    """Return the length and running hash of each segment's path. Segments without a path to a root are left out."""
     children: dict[str | None, list[Mapping[str, Any]]] = {}
     for row in rows.values():
         children.setdefault(row["parent_id"], []).append(row)

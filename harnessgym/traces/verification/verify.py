@@ -1,8 +1,8 @@
-"""Recomputes what the store claims: invariants 1 to 6, from the rows alone.
+"""Verifies what a store claims (invariants 1 to 6) from its rows alone.
 
-Every prompt is rebuilt and compared with what the upstream client says it put on the wire, every completion
-with what it says was sampled; ordinals with the count at seal; the ledger with the calls. No code that wrote
-the traces is used to check them.
+Every prompt is rebuilt and compared with what the upstream client recorded as sent, and every completion with
+what it recorded as sampled. Ordinals are compared with the count at seal, and the ledger with the calls. No
+code that wrote the traces is used to check them.
 """
 
 from collections.abc import Callable
@@ -20,13 +20,13 @@ from harnessgym.traces.verification.session import SessionCheck
 __all__ = ["Coverage", "Finding", "FindingKind", "VerificationReport", "verify"]
 
 Progress = Callable[[int, int], None]
-"""Called with how many sessions are done, and how many there are."""
+"""Called with the number of sessions checked and the total."""
 
 
 def verify(
     source: TraceStore | Connection, run_id: str | None = None, progress: Progress | None = None
 ) -> VerificationReport:
-    """Check a run, or everything in a store. Raises `StoreError` if there is no such run."""
+    """Verify a run, or everything in a store. Raises `StoreError` if there is no such run."""
     if isinstance(source, TraceStore):
         return source.read(lambda conn: verify(conn, run_id, progress))
     tally = Tally()
@@ -44,9 +44,7 @@ def verify(
 
 
 def _check_references(conn: Connection, tally: Tally) -> None:
-    """Every foreign key, whatever the run: a database enforces them, but not against whoever switches that
-    off.
-    """
+    """Check every foreign key of all runs. A database enforces them, unless someone turned that off."""
     for table in metadata.sorted_tables:
         key = table.primary_key.columns.values()[0]
         for reference in table.foreign_keys:
