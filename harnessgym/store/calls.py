@@ -1,8 +1,8 @@
 """Calls and their token segments.
 
-A call's life: `intend` (a row before the engine is asked), then `finish` (tokens and outcome, committed
-before the harness can act), then `set_status` as delivery is observed. An intent that never finished marks
-its rollout incomplete.
+The life of a call: `intend` writes a row before the engine is called. `finish` adds tokens and outcome; it is
+committed before the harness can act on the answer. `observe` then records the delivery. An intent that never
+finishes marks its rollout as incomplete.
 """
 
 import time
@@ -34,12 +34,12 @@ from harnessgym.tokens import (
 CallStatus = Literal["intent", "committed", "delivered", "acknowledged", "undelivered", "aborted", "error"]
 CallKind = Literal["policy", "side", "compaction", "count"]
 FINISHED: tuple[CallStatus, ...] = ("committed", "delivered", "acknowledged", "undelivered", "aborted")
-"""Statuses in which a call has tokens."""
+"""Statuses of calls that have tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Tokens that one prompt or completion adds to its parent segment's path."""
+    """The tokens that one prompt or completion adds after its parent segment."""
 
     id: str
     session_id: str
@@ -47,7 +47,7 @@ class Segment:
     parent_id: str | None
     ids: TokenIds
     logprobs: Sequence[float] | None = None
-    """One per id for a completion; None for a prompt, and for what an outside model said."""
+    """One per id for a completion; None for a prompt and for an outside model's completion."""
 
     def __post_init__(self) -> None:
         assert self.logprobs is None or self.kind == "completion"
@@ -56,7 +56,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class CallIntent:
-    """What is known of a call before the engine is asked."""
+    """What is known about a call before the engine is called."""
 
     id: str
     session_id: str
@@ -66,12 +66,12 @@ class CallIntent:
     kind: CallKind
     history: str
     request_digest: str
-    """Digest of the raw body: tells a retry from another request."""
+    """Digest of the raw body, which tells a retry from a new request."""
     chain_digest: str
     """Digest of context and messages (`message.chain_digests`)."""
     prompt_len: int
     prompt_hash: str
-    """`hash_ids` of the exact ids the upstream client put on the wire."""
+    """`hash_ids` of the exact ids that the upstream client put on the wire."""
     prompt_segment: str
     upstream: str
     sampling_asked: dict[str, Any] = field(default_factory=dict)
@@ -84,20 +84,20 @@ class CallIntent:
     break_class: str | None = None
     break_detail: str | None = None
     side_call: str | None = None
-    """Name of the rule that made it a call of another kind than `policy`."""
+    """Name of the rule that gave it another kind than `policy`."""
     policy_id: str | None = None
-    """The policy that was asked; None is the rollout's."""
+    """The policy that is called; None is the rollout's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """What sampling gave."""
+    """The result of sampling."""
 
     call_id: str
     segment: Segment
     spans: tuple[VersionSpan, ...]
     answer_digest: str
-    """Chain digest of the request's messages plus the answer: what a continuing request starts with."""
+    """Chain digest of the request's messages and the answer, with which a continuing request starts."""
     finish_reason: str
     stop_token: int | None
     upstream: str
@@ -105,12 +105,12 @@ class CallOutcome:
     timings: dict[str, float]
     status: CallStatus = "committed"
     body: SplitBody | None = None
-    """The answer as an outside model gave it."""
+    """The answer as the outside model sent it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """A call as the store has it."""
+    """A stored call."""
 
     id: str
     session_id: str
@@ -137,9 +137,8 @@ class RecordedCall:
 def intend(
     conn: Connection, intent: CallIntent, segment: Segment | None, body: SplitBody | None = None
 ) -> None:
-    """Write a call's intent, with its prompt segment unless the store has that already, and with the
-    request's body.
-    """
+    """Write a call's intent and the request's body, and its prompt segment unless that is stored already."""
+    # In order of the foreign keys: the call refers to its prompt segment, and the body to the call.
     if segment is not None:
         _insert_segment(conn, segment)
     values = {name: getattr(intent, name) for name in CallIntent.__dataclass_fields__}
@@ -149,8 +148,9 @@ def intend(
 
 
 def finish(conn: Connection, outcome: CallOutcome) -> None:
-    """Write a call's tokens and outcome. Its intent may share the transaction. Raises `StoreError` if it
-    has none.
+    """Write a call's tokens and outcome. Its intent may be in the same transaction.
+
+    Raises `StoreError` if the store has no intent of the call.
     """
     _insert_segment(conn, outcome.segment)
     if outcome.body is not None:
@@ -181,12 +181,14 @@ def finish(conn: Connection, outcome: CallOutcome) -> None:
 
 
 def set_status(conn: Connection, call_id: str, status: CallStatus, error: str | None = None) -> None:
-    """Record what became of a call."""
+    """Set the status of a call."""
     conn.execute(update(calls).where(calls.c.id == call_id).values(status=status, error=error))
 
 
 def fail(conn: Connection, call_id: str, error: str) -> None:
-    """Record that a call failed. One that was finished after all, where nobody could tell, stays so."""
+    """Record that a call failed. A call that was finished stays finished."""
+    # If the database went away during the commit of `finish`, the caller cannot know whether the call was
+    # stored, and calls this to be safe.
     conn.execute(
         update(calls)
         .where(calls.c.id == call_id, calls.c.status == "intent")
@@ -197,14 +199,12 @@ def fail(conn: Connection, call_id: str, error: str) -> None:
 def observe(
     conn: Connection, call_ids: Sequence[str], status: Literal["delivered", "acknowledged", "undelivered"]
 ) -> None:
-    """Record how far answers came. What is known already is never weakened: an acknowledged call stays
-    acknowledged.
-    """
+    """Record how far answers were delivered. Never weakens a status: an acknowledged call stays acknowledged."""
     _OBSERVE[status].run_many(conn, [{"call": call_id} for call_id in call_ids])
 
 
 def of_sessions(conn: Connection, session_ids: Sequence[str]) -> list[RecordedCall]:
-    """All calls of some sessions, by session and ordinal."""
+    """Return all calls of some sessions, by session and ordinal."""
     out = []
     for *others, spans, usage in conn.execute(_CALLS, {"sessions": session_ids}):
         fields = (*others, tuple(VersionSpan(*span) for span in spans or ()), usage or {})
@@ -213,9 +213,8 @@ def of_sessions(conn: Connection, session_ids: Sequence[str]) -> list[RecordedCa
 
 
 def segments_of(conn: Connection, session_ids: Sequence[str]) -> dict[str, Segment]:
-    """All segments of some sessions by id, parents before children: what their times say of that depends on a
-    clock that may have been set back in between.
-    """
+    """Return all segments of some sessions by id, parents before children."""
+    # Their times do not give that order: a proxy's clock may have been set back between two calls.
     out: dict[str, Segment] = {}
     rows = [*map(dict, conn.execute(_SEGMENTS, {"sessions": session_ids}).mappings())]
     for row in parents_first(rows, "parent_id"):
@@ -228,7 +227,9 @@ def segments_of(conn: Connection, session_ids: Sequence[str]) -> dict[str, Segme
 
 
 def silences(conn: Connection, rollout_id: str) -> list[CallSilence]:
-    """How long the calls of a rollout waited for their engines, as far as that was recorded, in order."""
+    """Return in order how long the calls of a rollout waited for their engines, 0 where it was not recorded."""
+    # A call that failed may have been repeated by the harness. It counts as answered if a call with the same
+    # messages was.
     found = conn.execute(_SILENCES, {"rollout": rollout_id}).all()
     answered = {row.chain_digest for row in found if row.status in ("committed", "delivered", "acknowledged")}
     return [

@@ -1,6 +1,6 @@
-"""Leases: who may use a named resource until when. A holder that dies loses it when the time is over.
+"""Leases: who may use a named resource, and until when. A holder that dies loses its lease when it expires.
 
-They end by the database's clock, whatever the clocks of their holders say.
+Leases expire by the database's clock, whatever the clocks of their holders say.
 """
 
 from sqlalchemy import Connection, delete, select, update
@@ -11,7 +11,9 @@ from harnessgym.store.tables import leases
 
 
 def acquire(conn: Connection, resource: str, holder: str, ttl_s: float) -> bool:
-    """Take a lease that is free, expired or already ours. False if another holds it."""
+    """Take a lease that is free, expired or already held by `holder`. Returns False if another holds it."""
+    # One statement decides, so two processes cannot both find the lease free. If another holds it, the update
+    # matches no row and changes nothing; reading the holder back tells who won.
     statement = insert_into(conn)(leases).values(resource=resource, holder=holder, expires=now() + ttl_s)
     free = (leases.c.expires <= now()) | (leases.c.holder == holder)
     statement = statement.on_conflict_do_update(
@@ -22,17 +24,18 @@ def acquire(conn: Connection, resource: str, holder: str, ttl_s: float) -> bool:
 
 
 def renew(conn: Connection, resource: str, holder: str, ttl_s: float) -> bool:
-    """Extend a lease we still hold. False if it was lost."""
+    """Extend a lease that `holder` still has. Returns False if it was lost."""
+    # A lease that has expired may be extended too, as long as nobody else has taken it since.
     ours = (leases.c.resource == resource) & (leases.c.holder == holder)
     return conn.execute(update(leases).where(ours).values(expires=now() + ttl_s)).rowcount == 1
 
 
 def release(conn: Connection, resource: str, holder: str) -> None:
-    """Give a lease back, if we still hold it."""
+    """Release a lease, if `holder` still has it."""
     conn.execute(delete(leases).where((leases.c.resource == resource) & (leases.c.holder == holder)))
 
 
 def holder_of(conn: Connection, resource: str) -> str | None:
-    """Who holds a resource now."""
+    """Return who holds a resource now; None if it is free."""
     query = select(leases.c.holder).where((leases.c.resource == resource) & (leases.c.expires > now()))
     return conn.execute(query).scalar()

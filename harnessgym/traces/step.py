@@ -86,8 +86,8 @@ _SIDE = ("side", "count")
 """Kinds of calls in which the policy does not act. They are not steps."""
 
 TOLD = "otlp"
-"""Source of events that an instrumented harness reports about itself. They are not trusted: any process in the
-sandbox can report anything."""
+"""Source of events that an instrumented harness reports about itself. They are not trusted: any process in
+the sandbox can report anything."""
 
 
 def steps_of(graph: Graph, *, told: bool = False) -> list[RolloutStep]:

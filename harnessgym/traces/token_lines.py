@@ -200,13 +200,14 @@ def _lines(
     for turn in turns:
         owner[turn.start : turn.end] = [turn.call] * (turn.end - turn.start)
     columns = zip(
-        row.ids[:end].tolist(), row.mask[:end].tolist(), row.logprobs[:end].tolist(), row.versions[:end].tolist(), owner,
-        strict=True,
+        row.ids[:end].tolist(), row.mask[:end].tolist(), row.logprobs[:end].tolist(),
+        row.versions[:end].tolist(), owner, strict=True,
     )  # fmt: skip
     return tuple(
         TokenLine(
             at, token, names.text(token), mask, logprob, version, advantages.get(at) if mask else None,
-            None if call is None else names.numbers[call.id], "" if call is None else names.agents.get(call.agent_id or "", ""),
+            None if call is None else names.numbers[call.id],
+            "" if call is None else names.agents.get(call.agent_id or "", ""),
         )
         for at, (token, mask, logprob, version, call) in enumerate(columns)
     )  # fmt: skip

@@ -20,7 +20,7 @@ from harnessgym.traces.forest import replay_form
 from harnessgym.traces.stored_bodies import StoredBodies
 
 _HELD = 64
-"""Number of conversations of a session that stay in memory. Others are read again if a request continues them."""
+"""Conversations of a session that stay in memory. Others are read again if a request continues them."""
 _PREVIOUS = "resp_"
 """Prefix of the ids under which clients refer to answers."""
 
@@ -56,8 +56,8 @@ class Transcript:
 
     def said(self, call_id: str) -> tuple[tuple[Message, str | None], ...]:
         """Return all messages up to and including a call's answer, each with its call if it is an answer."""
-        # Walks back through the conversations. `end` bounds how much of each one the request still has: it may
-        # share fewer messages with a distant conversation than with a nearer one, never more.
+        # Walks back through the conversations. `end` is how many leading messages of a conversation the call
+        # still has. It never grows on the way back.
         by_id = {item.call.id: item for item in self.exchanges}
         parts = list[list[_Spoken]]()
         at = call_id

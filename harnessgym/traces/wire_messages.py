@@ -8,7 +8,7 @@ Json = dict[str, Any]
 
 
 def to_wire(message: Message) -> Json:
-    """Return a message in the chat format, plus `is_error` if it is set. Parsing it gives the same message."""
+    """Return a message in chat format, plus `is_error` if it is set. Parsing it gives the same message."""
     out = message.to_chat()
     for call, written in zip(message.tool_calls, out.get("tool_calls", ()), strict=True):
         written["function"]["arguments"] = call.arguments

@@ -25,7 +25,7 @@ class Reply:
 
     @property
     def texts(self) -> list[str]:
-        """Texts in which another agent may receive it: its own text, and longer arguments of its tool calls."""
+        """Texts in which another agent may receive it: its text and longer arguments of its tool calls."""
         text = self.message.content.strip()
         found = [text for call in self.message.tool_calls for text in texts_of(call) if len(text) >= 8]
         return ([text] if text else []) + found

@@ -162,7 +162,7 @@ class LedgerCheck:
             self._check_advantages(book, row, where)
 
     def _must_close(self, book: _Books, counted: Sequence[RowMapping]) -> bool:
-        """Return whether the account must be closed: the rollout was trained or given up, or the run ended."""
+        """Return whether the account must be closed: the rollout was trained or dropped, or the run ended."""
         # A rollout that only orphaned steps trained on may be trained again while the run continues, so its
         # account may still be open.
         settled = book.rollout["state"] in _CLOSED_STATES and not book.trained
@@ -225,7 +225,10 @@ class LedgerCheck:
             start, end = item["start"], item["end"]
             ranges = taken.setdefault(call_id, [])
             if not 0 <= start < end <= length or any(start < last and first < end for first, last in ranges):
-                message = f"{step} has an advantage of tokens [{start}, {end}) of segment {item['segment_id']}, which are not"
+                message = (
+                    f"{step} has an advantage of tokens [{start}, {end}) of segment {item['segment_id']}, "
+                    "which are not"
+                )
                 self.tally.find("advantage", where, f"{message} all sampled, trained and without another.")
             ranges.append((start, end))
 
@@ -241,7 +244,10 @@ class LedgerCheck:
                 age = chain.staleness(version, sampled)
                 too_old = self.max_staleness is not None and age > self.max_staleness
                 if excluded < end - start and (age < 0 or too_old):
-                    message = f"tokens [{start}, {end}) of version {sampled} were {age} versions old in the step into {version}."
+                    message = (
+                        f"tokens [{start}, {end}) of version {sampled} were {age} versions old "
+                        f"in the step into {version}."
+                    )
                     self.tally.find("staleness", f"call {call['id']}", message)
 
 

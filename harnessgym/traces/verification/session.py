@@ -2,7 +2,7 @@
 
 Prompts are rebuilt by following segments from their roots, with one running hash per segment. They are
 compared with the lengths and hashes that the upstream client stored. The code that recorded the tokens
-(`forest`) is not used, so its faults cannot hide themselves.
+(`forest`) is not used, so the check is independent of it.
 """
 
 from collections import Counter
@@ -257,8 +257,8 @@ class SessionCheck:
             or call["prompt_segment"] not in self.paths
         ):
             return False
-        # Usually the segments are linked and the tokens need not be compared. After a harness changed its
-        # history, a prompt is stored as a new root and may still begin with the same tokens.
+        # Usually the segments are linked, and the tokens need not be compared. A prompt that is stored as a
+        # root may still begin with the parent's tokens.
         before = self.segments[call["prompt_segment"]]["parent_id"]
         if before is not None:
             return bool(before == parent["completion_segment"])
@@ -287,7 +287,7 @@ def _is_number(value: object) -> bool:
 
 
 def _whole_ids(blob: bytes, length: int) -> bytes:
-    """Widen stored token ids to four bytes each. Returns the blob unchanged if it does not hold `length` ids."""
+    """Widen stored token ids to four bytes each. Returns the blob as it is if it does not hold `length` ids."""
     width, rest = divmod(len(blob), length) if length else (0, 0)
     if rest or not 2 <= width < 4:
         return blob
@@ -298,7 +298,7 @@ def _whole_ids(blob: bytes, length: int) -> bytes:
 
 
 def _hash_paths(rows: dict[str, Mapping[str, Any]]) -> dict[str, _Path]:
-    """Return the length and running hash of each segment's path. Segments without a path to a root are left out."""
+    """Return length and hash of each segment's path. Leaves out segments without a path to a root."""
     children: dict[str | None, list[Mapping[str, Any]]] = {}
     for row in rows.values():
         children.setdefault(row["parent_id"], []).append(row)
