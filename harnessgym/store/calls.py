@@ -199,7 +199,7 @@ def fail(conn: Connection, call_id: str, error: str) -> None:
 def observe(
     conn: Connection, call_ids: Sequence[str], status: Literal["delivered", "acknowledged", "undelivered"]
 ) -> None:
-    """Record how far answers were delivered. Never weakens a status: an acknowledged call stays acknowledged."""
+    """Record how far answers were delivered. Never weakens a status: acknowledged calls stay acknowledged."""
     _OBSERVE[status].run_many(conn, [{"call": call_id} for call_id in call_ids])
 
 
@@ -227,7 +227,7 @@ def segments_of(conn: Connection, session_ids: Sequence[str]) -> dict[str, Segme
 
 
 def silences(conn: Connection, rollout_id: str) -> list[CallSilence]:
-    """Return in order how long the calls of a rollout waited for their engines, 0 where it was not recorded."""
+    """Return in order how long the calls of a rollout waited for their engines, or 0 if not recorded."""
     # A call that failed may have been repeated by the harness. It counts as answered if a call with the same
     # messages was.
     found = conn.execute(_SILENCES, {"rollout": rollout_id}).all()
@@ -281,8 +281,8 @@ _SILENCES = (
 _INSERT_SEGMENT = Prepared(insert(segments), segments.c.keys())
 _INSERT_CALL = Prepared(insert(calls), (*CallIntent.__dataclass_fields__, "status", "created_at"))
 _FINISHED_COLUMNS = (
-    "status", "completion_len", "completion_hash", "completion_segment", "answer_digest", "version_spans", "finish_reason",
-    "stop_token", "upstream", "usage", "timings",
+    "status", "completion_len", "completion_hash", "completion_segment", "answer_digest", "version_spans",
+    "finish_reason", "stop_token", "upstream", "usage", "timings",
 )  # fmt: skip
 _WEAKER: dict[str, tuple[CallStatus, ...]] = {
     "undelivered": ("committed",),

@@ -1,4 +1,4 @@
-"""Heartbeats of nodes: each node that takes rollouts holds a lease, which expires when the node falls silent."""
+"""Heartbeats: each node that takes rollouts holds a lease, which expires when the node falls silent."""
 
 from sqlalchemy import Connection, delete, func, select
 

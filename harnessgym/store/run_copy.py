@@ -101,6 +101,7 @@ class RunCopy:
         mine = [select(table.c.task_id).where(table.c.run_id == self.run_id) for table in (groups, rollouts)]
         for row in self._read(tasks, tasks.c.id.in_(mine[0].union(mine[1]))):
             self._write(tasks, [row], known=True)
+            # If the target had the task already, its id there is another one than in the source.
             same = [tasks.c[name] == row[name] for name in _TASK]
             self._tasks[row["id"]] = self.target.execute(select(tasks.c.id).where(*same)).scalar_one()
 
@@ -109,6 +110,8 @@ class RunCopy:
         # A frozen rollout refuses new rows, so all are inserted as not frozen and frozen at the end.
         found = self._read(rollouts, rollouts.c.id.in_(ids))
         self._write(rollouts, [{**row, "frozen": False} for row in self._with_tasks(found)])
+        # In the order of `OWNED`, with parents first within a table, so that every row refers only to rows
+        # that exist. Foreign keys are checked with each statement.
         for table in OWNED:
             rows = self._read(table, owned(table, ids))
             if table is bodies:

@@ -64,6 +64,7 @@ def export_run(url: str, run: str, out: Path, progress: Progress = lambda *_: No
         try:
             copied = _written(source.reader, run_id, part, progress)
         except BaseException:
+            # Ctrl-C too: a partial file must not stay behind, and `out` does not exist yet.
             _remove(part)
             raise
     part.rename(out)

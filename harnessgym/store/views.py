@@ -210,6 +210,8 @@ def _postgresql_guards() -> list[str]:
             "OLD_OWNER", owner.format("OLD")
         )
         made.append(body.replace("TABLE", table).replace("SAID", _FROZEN))
+        # Only an update that leaves the rollout frozen is refused, so that thawing works. An insert needs no
+        # guard: a new rollout has no trace yet.
         if table == "rollouts":
             made.append(trigger.format(table, "UPDATE", "WHEN (OLD.frozen AND NEW.frozen)", function))
             made.append(
@@ -244,6 +246,8 @@ def _sqlite_guards() -> list[str]:
             trigger.format(table, "update", f"{changed} OR {_takes_place(table, besides='OLD.id')}", _FROZEN),
             trigger.format(table, "delete", old, _FROZEN),
         ]
+    # Inserting an equal text again is normal (ON CONFLICT DO NOTHING). INSERT OR REPLACE with another text
+    # under the same hash is not.
     other = "(SELECT body FROM messages WHERE hash = NEW.hash) <> NEW.body"
     made.append(trigger.format("messages", "insert", other, _SAME))
     made.append(trigger.format("messages", "update", "TRUE", _SAME))

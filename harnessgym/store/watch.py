@@ -39,6 +39,7 @@ class Polling:
     def __init__(self, poll_s: float) -> None:
         self._poll_s = poll_s
 
+    # It does not look at the database itself: every caller reads what it waits for after the wait anyway.
     def wait(self) -> None:
         """See `StoreWatch`."""
         time.sleep(self._poll_s)

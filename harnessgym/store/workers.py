@@ -60,8 +60,8 @@ def set_state(conn: Connection, worker_id: str, state: WorkerState) -> None:
 
 def drain(conn: Connection, worker_id: str) -> None:
     """Stop sending new calls to a worker that is ready. Workers in other states stay as they are."""
-    # The condition is part of the update: a worker that died meanwhile must not become `draining`, which counts
-    # as serving.
+    # The condition is part of the update: a worker that died meanwhile must not become `draining`, which
+    # counts as serving.
     ready = (workers.c.id == worker_id) & (workers.c.state == "ready")
     conn.execute(update(workers).where(ready).values(state="draining", updated_at=now()))
 

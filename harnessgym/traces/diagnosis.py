@@ -67,7 +67,7 @@ class Break:
 
     kind: BreakClass
     detail: str
-    """Index and role of the first message that differs, the call it was compared with, a short diff."""
+    """The first message that differs (index and role), the call it was compared with, and a short diff."""
 
 
 @dataclass(frozen=True, slots=True)

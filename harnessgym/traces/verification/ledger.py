@@ -174,7 +174,10 @@ class LedgerCheck:
         self.tally.count("excluded_tokens", book.excluded)
         uneven = any(row["tokens"] != in_rows for row in counted)
         if in_rows + book.excluded != book.sampled or uneven:
-            message = f"{in_rows} trained + {book.excluded} excluded tokens are not the {book.sampled} sampled ones."
+            message = (
+                f"{in_rows} trained + {book.excluded} excluded tokens are not the "
+                f"{book.sampled} sampled ones."
+            )
             self.tally.find("account", where, message)
 
     def _check_ranges(self, book: _Books) -> None:
