@@ -56,7 +56,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class TrainedGroup:
-    """A group's share in a step."""
+    """A group's part in a step."""
 
     id: str
     ordinal: int

@@ -30,7 +30,7 @@ class RecentCall:
     tokens: int
     """Sampled tokens; 0 before it is finished."""
     seconds: float
-    """From the request to the last token; 0.0 before it is finished."""
+    """Seconds from the request to the last token; 0.0 before it is finished."""
 
     @property
     def open(self) -> bool:

@@ -88,7 +88,7 @@ VIEWS = {
     "v_token_account": _ACCOUNT,
     "v_edge": _EDGE,
 }
-"""SQL by name; what is in braces is the database's own."""
+"""SQL by name. Expressions in braces differ between databases."""
 _PG_VERSION = """(SELECT CHOSEN((s.value ->> 2)::integer) FROM json_array_elements(
            CASE WHEN json_typeof(c.version_spans) = 'array' THEN c.version_spans END) s)"""
 _OWN = {

@@ -67,7 +67,7 @@ class Break:
 
     kind: BreakClass
     detail: str
-    """The first message that differs (index and role), the call it was compared with, and a short diff."""
+    """The first message that differs (index, role), the call it was compared with, and a short diff."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -287,7 +287,7 @@ def _is_number(value: object) -> bool:
 
 
 def _whole_ids(blob: bytes, length: int) -> bytes:
-    """Widen stored token ids to four bytes each. Other blobs are returned unchanged."""
+    """Widen stored token ids to four bytes each; returns a blob as it is if it does not hold `length` ids."""
     width, rest = divmod(len(blob), length) if length else (0, 0)
     if rest or not 2 <= width < 4:
         return blob
