@@ -1,6 +1,6 @@
 """How many tokens the finished rollouts of each training group sampled.
 
-Long rollouts end late, so the groups that are trained first may be shorter than those that were submitted.
+The learner compares the lengths of trained rollouts with those of all that ended; the former may be shorter.
 """
 
 from dataclasses import dataclass
