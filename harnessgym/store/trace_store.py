@@ -189,8 +189,8 @@ class TraceStore:
 
     def close(self) -> None:
         """Commit the queued writes and close. Safe to call twice. Has no effect in a forked child."""
-        # The writer thread does not exist in a forked child: joining it would wait forever. And closing the
-        # inherited connections would disturb the parent's.
+        # A forked child has no writer thread, and the connections that it inherited are the parent's: closing
+        # them would end the parent's sessions.
         if os.getpid() != self._pid:
             return
         with self._closing:
@@ -272,7 +272,7 @@ class TraceStore:
                         failed.append((future, error))
                 committing = True
                 transaction.commit()
-        except Exception as error:  # noqa: BLE001 the group was not committed: passed to every caller
+        except Exception as error:  # noqa: BLE001 the transaction failed: passed to every caller
             self._disconnect()
             # Retrying is safe only before COMMIT was sent. After that the server may have committed, and a
             # second run would write everything twice. Before BEGIN, `_begin` has waited long enough already.
