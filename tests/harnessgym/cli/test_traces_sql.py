@@ -133,7 +133,7 @@ def test_csv_and_json_exclude_each_other_and_something_must_be_asked(recorded, a
 
 def test_a_missing_database_is_not_made(tmp_path, ask):
     error = ask("sql", tmp_path / "no.db", "SELECT 1", status=1).exception
-    assert "no trace database" in str(error)
+    assert "There is no folder or file" in str(error)
     assert list(tmp_path.iterdir()) == []
 
 
