@@ -1,1 +1,1 @@
-"""Rollouts: planned, run through four stages, recorded."""
+"""Plans rollouts, runs each through four stages and records the outcome."""

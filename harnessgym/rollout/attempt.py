@@ -1,7 +1,7 @@
-"""One attempt at one rollout: prepare, run, reconstruct, evaluate, each in a place of its stage.
+"""One attempt at one rollout: prepare, run, reconstruct, evaluate. Each part holds a place in its stage.
 
-Whatever ends it, by its own end, by an error or by cancellation, its session is sealed and its sandbox is
-gone.
+However the attempt ends (normally, with an error or by cancellation), its session is sealed and its sandbox
+removed.
 """
 
 import asyncio
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("harnessgym.node")
 _SEAL_S = 1.0
 _TAIL = 2_000
-"""Bytes of a failed harness's output that its rollout row keeps."""
+"""Bytes of a failed harness's output that the rollout row keeps."""
 
 
 class Attempt:
-    """A claimed rollout on its way. `run` is called once."""
+    """One attempt at a claimed rollout. Call `run` once."""
 
     def __init__(self, line: "Pipeline", stages: Stages, pressure: Pressure, row: RolloutRow) -> None:
         self.line = line
@@ -59,28 +59,30 @@ class Attempt:
         self.row = row
         self.phase: Phase = "prepare"
         self.latencies: dict[str, float] = {}
-        """Seconds by stage, over all steps; `wait.STAGE` in its queue. Parts of preparing: `wait.room`,
-        `prepare.open`, `prepare.setup`."""
+        """Seconds by stage, summed over all steps. `wait.STAGE` is the time in that stage's queue. Prepare
+        also has `wait.room`, `prepare.open` and `prepare.setup`."""
         self._task: Task
         self._sandbox: Sandbox
         self._session: OpenedSession | None = None
         self._ran: list[tuple[float, float]] = []
-        """When the harness ran, by step."""
+        """When the harness began and ended, one pair per step."""
         self._faulty: ShimmedSandbox | None = None
         self._holding = AsyncExitStack()
-        """The sandbox and the room it takes, until they are given back."""
+        """Holds the sandbox and its share of this machine's memory until `_release`."""
         self._left = AsyncExitStack()
-        """What was taken out of it, until it is judged."""
+        """Holds the artifacts collected from the sandbox until they are graded."""
         self._left_behind: list[str] = []
-        """A sentence for each thing that could not be removed."""
+        """One sentence for each thing that could not be removed."""
 
     async def run(self) -> RolloutOutcome:
-        """Run to the outcome. Errors of ours and of the machine come back as an infrastructure error."""
+        """Run to the outcome. Our own errors and the machine's are returned as an infrastructure error."""
         try:
             try:
                 async with self.line.proxy_watch.watching():
                     return await self._stages()
             finally:
+                # The sandbox goes first: once it is gone nothing can call the proxy, so sealing needs no
+                # grace. What the other steps could not remove is recorded last.
                 await self._release()
                 await self._left.aclose()
                 await self._seal_behind()
@@ -110,7 +112,7 @@ class Attempt:
             return await self._evaluate(result, evidence)
 
     async def _steps(self) -> RolloutOutcome:
-        """The harness once for each step of the task, in one session; each step is graded before the next."""
+        """Run the harness once per step of the task, in one session; each step is graded before the next."""
         ended: list[tuple[ExecResult, float]] = []
 
         async def act(asked: Task) -> None:
@@ -140,7 +142,7 @@ class Attempt:
 
     @asynccontextmanager
     async def _place(self, stage: Stage) -> AsyncIterator[None]:
-        """A place of a stage, booked under its name."""
+        """Hold a place in a stage and add the time to `latencies`."""
         async with stage.place() as waited_s:
             self._book(f"wait.{stage.name}", waited_s)
             with_it = time.perf_counter()
@@ -153,7 +155,7 @@ class Attempt:
         self.latencies[name] = round(self.latencies.get(name, 0.0) + seconds, 5)
 
     async def _prepare(self) -> None:
-        """A furnished sandbox and an open session; what is left is to launch the harness."""
+        """Open the sandbox, set the workspace up and open the session. Only the launch remains."""
         line = self.line
         row = self.row
         task = await anyio.to_thread.run_sync(line.task_of, row)
@@ -190,7 +192,7 @@ class Attempt:
         )
 
     async def _launch(self, task: Task) -> Launch:
-        """How the harness is started on a task, or on a step as one; its files are laid."""
+        """How to start the harness on a task or on one step of it. Its files are already written."""
         assert self._session is not None
         launch = self._harness().launch(
             task, Endpoint(self._sandbox.proxy_url, self._session.key, seed=self.row.seed)
@@ -200,7 +202,7 @@ class Attempt:
         return replace(launch, files={})
 
     async def _run(self, launch: Launch, task: Task) -> ExecResult:
-        """The harness on a task, or on a step as one."""
+        """Run the harness on a task or on one step of it."""
         self.phase = "run"
         began = time.monotonic()
         try:
@@ -217,7 +219,7 @@ class Attempt:
         return known[self.row.harness]
 
     async def _collect_faults(self) -> None:
-        """What was made to go wrong becomes part of the trace, and its tools leave the workspace."""
+        """Record the injected faults in the trace and remove their tools from the workspace."""
         if self._faulty is not None:
             account = await self._faulty.collect()
             await self.line.store.awrite(
@@ -225,11 +227,13 @@ class Attempt:
             )
 
     async def _reconstruct(self, result: ExecResult, wall_s: float, calls: int) -> None:
-        """Read back what the policy did. Raises `RolloutFailed` if that cannot be judged."""
+        """Read back what the policy did. Raises `RolloutFailed` if that cannot be graded."""
         row = self.row
         trajectory = await self.line.store.aread(lambda conn: rows_of(conn, row.id, group_id=row.group_id))
         if trajectory.incomplete is not None:
             raise RolloutFailed(Cause.ENGINE_ERROR, trajectory.incomplete)
+        # A proxy outage and a silent engine are checked before the harness is blamed: either makes a correct
+        # harness fail or stop without a call.
         if calls == 0 or not result.ok:
             absence = await self.line.proxy_watch.absence(self._ran[0][0], self._ran[-1][1])
             if absence is not None:
@@ -247,7 +251,7 @@ class Attempt:
         return await self._rewarded(result, await self._grade(self._task, evidence))
 
     async def _grade(self, task: Task, evidence: CollectedArtifacts) -> Grade:
-        """What the grader says of a task, or of a step as one, and a second opinion if the run wants one."""
+        """The grade of a task or of one step, with a second opinion if the run asks for one."""
         backend = self.line.backend
         bare = equipment_of(task, grades=True)
         shared = self._sandbox if task.verifier == "shared" else None
@@ -268,9 +272,7 @@ class Attempt:
         return self._judged(result, grade, cause, scores)
 
     async def _scores(self, grade: Grade) -> tuple[RewardRow, ...]:
-        """What the run's rewards say, and what is trained on; nothing of a workspace that was tampered
-        with.
-        """
+        """The scores of the run's rewards and the reward to train on. A tampered workspace is not scored."""
         line = self.line
         sandbox = self._sandbox
         if grade.tampered is not None:
@@ -285,14 +287,14 @@ class Attempt:
         return (*scores, line.weights.total(self.row.id, grade.rewards["reward"], scores))
 
     async def _seal(self, grace_s: float = 1.0) -> int:
-        """Refuse further calls; how many there were."""
+        """Refuse further calls. Returns how many there were."""
         assert self._session is not None
         session = self._session
         self._session = None
         return (await self.line.control.seal(session.session_id, grace_s=grace_s)).calls
 
     async def _seal_behind(self) -> None:
-        """Seal what an error or a cancellation left open. A proxy that has ended too is not waited for."""
+        """Seal a session that an error or cancellation left open. Does not wait for a proxy that is gone."""
         if self._session is None:
             return
         try:
@@ -306,16 +308,14 @@ class Attempt:
             )
 
     async def _release(self) -> None:
-        """Give the sandbox back. One that cannot be removed is for the reaper: what is known of the
-        rollout stays so.
-        """
+        """Remove the sandbox. If that fails, the reaper removes it later and the outcome does not change."""
         try:
             await self._holding.aclose()
         except (HarnessGymError, OSError) as error:
             self._left_behind.append(f"Its sandbox could not be removed: {error}")
 
     async def _record_left_behind(self) -> None:
-        """What could not be removed becomes part of the trace. It says nothing about what the agent did."""
+        """Record in the trace what could not be removed. It has no effect on the verdict."""
         rows = [
             EventRow(self.row.id, "left_behind", {"problem": each}, source="node")
             for each in self._left_behind
@@ -350,7 +350,7 @@ class Attempt:
         )
 
     def failed(self, cause: Cause, detail: str) -> RolloutOutcome:
-        """The outcome when somebody else than the agent is to blame."""
+        """The outcome of an attempt that failed through no fault of the agent."""
         reason = CONSEQUENCES[cause].stop_reason
         latencies = self.latencies
         return RolloutOutcome(
@@ -365,7 +365,7 @@ def _refused(error: BaseException) -> str:
 
 
 def described(result: ExecResult) -> str:
-    """How a harness ended, and its last output."""
+    """How a harness ended, with its last output."""
     ending = result.ending if result.timed_out else f"{result.ending} after {result.wall_s:.1f} s"
     flooded = result.stdout_truncated or result.stderr_truncated
     dropped = " Output beyond the limit was dropped." if flooded else ""
@@ -373,10 +373,10 @@ def described(result: ExecResult) -> str:
 
 
 def _sampling(row: RolloutRow) -> dict[str, Any]:
-    """What the group fixes of its sampling; the limit on its calls is no part of that."""
+    """The group's sampling settings, without the limit on turns."""
     return {name: value for name, value in row.sampling.items() if name != "turns"}
 
 
 def _least(row: RolloutRow) -> dict[str, dict[str, int]]:
-    """The oldest versions of the run's further policies that may answer."""
+    """The oldest version of each further policy that may answer, as a keyword argument."""
     return {"min_versions": row.submitted_versions} if row.submitted_versions else {}

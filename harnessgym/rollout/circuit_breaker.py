@@ -1,6 +1,4 @@
-"""When a node stops trying: infrastructure errors, or dropped groups, one after another without a success
-between them.
-"""
+"""Stops a node after too many infrastructure errors or dropped groups in a row."""
 
 from collections.abc import Mapping
 
@@ -11,21 +9,21 @@ _REMEDY = "Fix this and start the run again; it resumes."
 
 
 class CircuitBreaker:
-    """Counts what goes wrong in a row. `limit` bounds both counts."""
+    """Counts consecutive failures. `limit` bounds the failed rollouts and the dropped groups alike."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.failures = 0
         self._last = ""
         self._seen: tuple[int, int] | None = None
-        """Groups of use, and dropped ones, when the former last rose."""
+        """Useful and dropped groups, as counted when the number of useful ones last rose."""
 
     def succeeded(self) -> None:
-        """A rollout had a verdict."""
+        """Note that a rollout got a verdict."""
         self.failures = 0
 
     def failed(self, row: RolloutRow, outcome: RolloutOutcome) -> None:
-        """A rollout was ended by an infrastructure error. Raises `SandboxError` if that is one too many."""
+        """Note an infrastructure error. Raises `SandboxError` at the `limit`th in a row."""
         self.failures += 1
         self._last = f"of harness {row.harness!r}: {outcome.cause or outcome.stop_reason}: {outcome.detail}"
         if self.failures >= self.limit:
@@ -35,9 +33,9 @@ class CircuitBreaker:
             )
 
     def groups(self, states: Mapping[str, int]) -> None:
-        """Look at the training groups by state, those that the trainer gave up apart.
+        """Note the training groups by state; `dropped` leaves out those that the trainer gave up.
 
-        Raises `SandboxError` if more and more are dropped and none completes.
+        Raises `SandboxError` if `limit` groups were dropped since one last completed.
         """
         useful = states.get("complete", 0) + states.get("consumed", 0)
         dropped = states.get("dropped", 0)

@@ -1,5 +1,4 @@
-"""The node over HTTP, so that any trainer can drive it: submit rollouts, watch them, fetch what they sampled,
-cancel them.
+"""The node over HTTP: any trainer can submit rollouts, watch them, fetch their trajectories and cancel them.
 
     POST   /rollouts                  a task, a harness, how many            -> ids
     GET    /rollouts                  those of the run, by condition
@@ -9,8 +8,8 @@ cancel them.
     DELETE /rollouts/{id}             cancel
     GET    /health                    stages and counts, and whether the store answers
 
-Every request carries `Authorization: Bearer KEY`. Answers come from the store, so every node of a run can
-give them. FastAPI is imported here and nowhere else.
+Every request carries `Authorization: Bearer KEY`. Responses come from the store, so any node of a run can
+give them. FastAPI is imported only here.
 """
 
 import asyncio
@@ -49,7 +48,7 @@ from harnessgym.tasks.source import task_set
 from harnessgym.traces.trajectories import Trajectory, rows_of
 
 _INLINE = "inline"
-"""Set of the tasks that came with a request."""
+"""The task set recorded for tasks that came with a request."""
 _KEEP_ALIVE_S = 10.0
 _HEALTH_S = 2.0
 """How long `GET /health` waits for the store."""
@@ -63,7 +62,7 @@ class Endpoints:
     def __init__(
         self, node: Node, sandbox: str, policy: str, key: str, keep_alive_s: float = _KEEP_ALIVE_S
     ) -> None:
-        """`sandbox` and `policy` are the names that the store has for the backend and the policy."""
+        """`sandbox` and `policy` are the store's names of the backend and the policy."""
         self.node = node
         self.sandbox = sandbox
         self.policy = policy
@@ -74,17 +73,17 @@ class Endpoints:
 
     @property
     def store(self) -> TraceStore:
-        """The node's."""
+        """The node's trace store."""
         return self.node.store
 
     @property
     def run_id(self) -> str:
-        """The node's run, which everything submitted here belongs to."""
+        """The node's run. Everything submitted here belongs to it."""
         return self.node.plan.run_id
 
     @cached_property
     def app(self) -> FastAPI:
-        """The application."""
+        """The FastAPI application."""
         app = FastAPI(title="HarnessGym rollouts", dependencies=[Depends(self._authorise)], openapi_url=None)
         app.add_api_route("/rollouts", self.submit, methods=["POST"], status_code=201)
         app.add_api_route("/rollouts", self.listing, methods=["GET"])
@@ -98,7 +97,7 @@ class Endpoints:
         return app
 
     async def submit(self, wanted: Submission) -> dict[str, Any]:
-        """A group of rollouts of one task."""
+        """Submit a group of rollouts of one task."""
         name, task, payload = await anyio.to_thread.run_sync(self._task, wanted.task)
         require(self.node.pipeline.backend.capabilities, needs(task))
         await anyio.to_thread.run_sync(load, "grader", task.grader)
@@ -134,7 +133,7 @@ class Endpoints:
         after: str = "",
         limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = 100,
     ) -> dict[str, Any]:
-        """Rollouts by condition, oldest first; `next` is what to give as `after` for those behind them."""
+        """List rollouts by condition, oldest first. Pass `next` as `after` to get the following page."""
         query = partial(
             rollout_states.listing,
             run_id=self.run_id,
@@ -152,11 +151,11 @@ class Endpoints:
         }
 
     async def one(self, rollout_id: str) -> dict[str, Any]:
-        """One rollout."""
+        """One rollout's state."""
         return state_as_json(await self._state(rollout_id))
 
     async def trajectory(self, rollout_id: str) -> Response:
-        """What was sampled in it."""
+        """The trajectory of a rollout that has ended; 409 while it runs."""
         state = await self._state(rollout_id)
         if state.status in ("pending", "running"):
             raise HTTPException(
@@ -174,7 +173,7 @@ class Endpoints:
         )  # FastAPI would look at every token on the event loop
 
     async def cancel(self, rollout_id: str) -> dict[str, Any]:
-        """Give its slot up, whichever attempt at it there is. One that has ended stays as it is."""
+        """Cancel the newest attempt at a rollout. One that has ended does not change."""
         await self._state(rollout_id)
         newest = await self.store.aread(lambda conn: rollout_states.latest(conn, rollout_id))
         ended = await self.store.awrite(
@@ -188,9 +187,7 @@ class Endpoints:
         since: float | None = None,
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> StreamingResponse:
-        """Changes as they come. Of all rollouts those from now on, or from `since` (Unix seconds); of
-        named ones all.
-        """
+        """Stream changes: all those of named rollouts, else those from now or `since` (Unix seconds) on."""
         for rollout_id in rollout or ():
             await self._state(rollout_id)
         after = parse_event_id(last_event_id) if last_event_id else None
@@ -203,9 +200,8 @@ class Endpoints:
         )
 
     async def health(self) -> dict[str, Any]:
-        """How the node stands. `status` and `rollouts` are null while the store does not answer."""
-        # One read at a time: clients that ask again and again meanwhile must not take up every thread that
-        # reads.
+        """The node's state. `status` and `rollouts` are null while the store does not answer."""
+        # One read at a time: clients that poll while the store is away must not occupy every reader thread.
         if self._counting is None or self._counting.done():
             self._counting = asyncio.create_task(self._counts())
         counting = self._counting
@@ -223,7 +219,7 @@ class Endpoints:
         }
 
     async def _counts(self) -> tuple[str | None, dict[str, int] | None]:
-        """The run's status, and how many rollouts have each; None for both if the store is away."""
+        """The run's status and its rollouts counted by status; None for both if the store is away."""
 
         def read(conn: Connection) -> tuple[str | None, dict[str, int]]:
             run = runs.get(conn, self.run_id)
@@ -235,6 +231,8 @@ class Endpoints:
             return None, None
 
     async def _authorise(self, request: Request) -> None:
+        # Constant time: the comparison must not tell how much of a guessed key is right. As bytes, because
+        # `compare_digest` refuses text that is not ASCII.
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {self.key}".encode()):
             told = "Give the key as `Authorization: Bearer KEY`; it is in the run folder's endpoints.json."
@@ -250,7 +248,7 @@ class Endpoints:
         return found[0]
 
     def _task(self, wanted: NamedTask | InlineTask) -> tuple[str, Task, dict[str, Any]]:
-        """The name of its set, the task, and the task as JSON values."""
+        """The name of the task set, the task, and the task as JSON values."""
         if isinstance(wanted, InlineTask):
             return _INLINE, (inline := wanted.task()), payload_of(inline)
         found = task_set(wanted.set)
@@ -275,7 +273,7 @@ class Endpoints:
 
 
 async def _teach(request: Request, error: Exception) -> JSONResponse:
-    """422: every problem on a line of its own, with where it is and what was given."""
+    """422 with every problem: where it is and what was given."""
     assert isinstance(error, RequestValidationError)
     problems = []
     for problem in error.errors():
@@ -290,7 +288,7 @@ async def _teach(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _refuse(request: Request, error: Exception) -> JSONResponse:
-    """An error of ours: what was asked for cannot be had."""
+    """One of our own errors: 409 from the store, else 422."""
     status = 409 if isinstance(error, StoreError) else 422
     return JSONResponse({"detail": f"{request.method} {request.url.path} cannot be done: {error}"}, status)
 
@@ -316,7 +314,7 @@ def _seed(seed: int, task: str, slot: int) -> int:
 
 
 class _Server(uvicorn.Server):
-    """Signals are the node's business."""
+    """Leaves signal handling to the node."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -325,10 +323,10 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def served(endpoints: Endpoints, address: str, folder: RunFolder | None = None) -> AsyncIterator[str]:
-    """Serve at `HOST:PORT` (port 0 takes a free one); yields the URL. With a folder, its `endpoints.json`
-    tells it and the key.
+    """Serve at `HOST:PORT` (port 0 takes a free one) and yield the URL.
 
-    Raises `ConfigError` for an address that cannot be taken.
+    With a folder, the URL and the key are written to its `endpoints.json` while the server runs. Raises
+    `ConfigError` if the address cannot be bound.
     """
     listener = _listen(address)
     host, port = listener.getsockname()[:2]
@@ -344,6 +342,8 @@ async def served(endpoints: Endpoints, address: str, folder: RunFolder | None = 
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
+        # The URL is published only once the server accepts connections. If it failed to start, its error is
+        # raised here.
         while not server.started:
             if serving.done():
                 serving.result()
@@ -361,7 +361,7 @@ async def served(endpoints: Endpoints, address: str, folder: RunFolder | None = 
 
 
 def new_key() -> str:
-    """A key that nobody can guess."""
+    """A new random key of 192 bits."""
     return secrets.token_urlsafe(24)
 
 

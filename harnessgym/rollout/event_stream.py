@@ -1,8 +1,8 @@
-"""Rollouts' changes as server-sent events, read from the store: any node of the run can tell them.
+"""Changes of rollouts as server-sent events, read from the store, so any node of the run can send them.
 
-An event's id is its time, its rollout and its kind, so a client that comes back with `Last-Event-ID` gets
-what it has missed, from whichever node. Where several machines write (PostgreSQL), what was committed late is
-looked for again: a client may then see an event twice, and none is lost.
+An event's id is its time, its rollout and its kind. A client that reconnects to any node with `Last-Event-ID`
+gets what it missed. Where several machines write (PostgreSQL), each look reaches back for events that were
+committed late: after a reconnect a client may see an event twice, and it misses none.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ Key = tuple[float, str, str]
 
 
 def state_as_json(state: RolloutState) -> dict[str, Any]:
-    """A rollout as the endpoints show it."""
+    """A rollout as the endpoints return it."""
     return {**asdict(state), "reward": state.reward, "final": state.final}
 
 
 def parse_event_id(text: str) -> Key:
-    """The place that an event's id names. Raises `ConfigError` if it is none."""
+    """Split an event id into time, rollout and kind. Raises `ConfigError` if it is not one."""
     at, _, rest = text.partition(":")
     rollout_id, _, kind = rest.partition(":")
     try:
@@ -43,13 +43,13 @@ def parse_event_id(text: str) -> Key:
 
 
 class EventStream:
-    """What happens to the rollouts of a run, for one listener."""
+    """The changes of a run's rollouts, for one client."""
 
     def __init__(
         self, store: TraceStore, run_id: str, rollout_ids: list[str] | None, after: Key | None, since: float
     ) -> None:
-        """`rollout_ids`: only these, and what continues them. `after`: the last event seen; else those at
-        `since` or later.
+        """With `rollout_ids`, only these and their later attempts. Begins after the event `after`, else at
+        `since`.
         """
         self._store = store
         self._run_id = run_id
@@ -62,15 +62,17 @@ class EventStream:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more can come."""
+        """Whether no more events can come."""
         return self._ids is not None and not self._unfinished
 
     async def look(self) -> list[tuple[str, Change, RolloutState]]:
-        """New events since the last look: id, kind and the rollout as it is now."""
+        """Events since the last look: id, kind and the rollout's present state."""
         found = await self._store.aread(self._changed)
         out = []
         for at, kind, state in found:
             key = (at, state.id, kind)
+            # SQLite commits in order, so what sorts before `after` was sent. PostgreSQL may commit an earlier
+            # event later: there an event is skipped only if this stream sent it.
             if key in self._told or (
                 self._after is not None and self._late_s == 0.0 and _seen(key, self._after)
             ):
@@ -90,7 +92,7 @@ class EventStream:
         )
 
     def _follow(self, conn: Connection) -> None:
-        """Of a rollout that is watched and has ended, the next attempt is watched, from its beginning."""
+        """When a watched rollout has ended and has a next attempt, watch that from its beginning."""
         following = list(self._unfinished)
         while following:
             ended = [state for state in rollout_states.get(conn, following) if state.ended_at is not None]
@@ -111,10 +113,9 @@ class EventStream:
 async def as_events(
     changes: EventStream, keep_alive_s: float, stopping: Callable[[], bool]
 ) -> AsyncIterator[str]:
-    """The stream, until nothing more can come or the server stops. A comment is sent when nothing happened
-    for long.
+    """Yield events until no more can come or the server stops, and a comment after `keep_alive_s` of silence.
 
-    A look at a store that is away takes as long as it is away: meanwhile the comments go on.
+    A look does not return while the store is away. The comments are still sent.
     """
     quiet_since = time.monotonic()
     looking = asyncio.create_task(changes.look())

@@ -1,4 +1,4 @@
-"""The node: claims rollouts under a lease, runs many at a time, and writes what came of them."""
+"""The node: claims rollouts under a lease, runs many at a time and records their outcomes."""
 
 import asyncio
 import contextlib
@@ -46,13 +46,13 @@ from harnessgym.store.watch import StoreWatch
 _LOG = logging.getLogger("harnessgym.node")
 _IDLE_S = 0.05
 _MOST_CONNECTIONS = 4_096
-"""That a node carries to a proxy on another machine at one time."""
+"""Connections that a node relays at one time to a proxy on another machine."""
 _LOOK_S = 0.2
-"""How often a node looks which of its rollouts were taken from it."""
+"""How often a node checks which of its rollouts it has lost."""
 
 
 class NodeSettings(Config):
-    """What `harnessgym node` takes."""
+    """Settings of `harnessgym node`."""
 
     run: Path
     """Folder of the run."""
@@ -76,9 +76,9 @@ class NodeSettings(Config):
 
 
 async def serve(settings: NodeSettings, leaving: asyncio.Event | None = None) -> None:
-    """Run rollouts until the run is done, or until `leaving` is set and those that were claimed have ended.
+    """Run rollouts until the run is done, or until `leaving` is set and all claimed rollouts have ended.
 
-    Raises `SandboxError` when too much fails in a row for reasons not the policy's.
+    Raises `SandboxError` after too many failures in a row that are not the policy's fault.
     """
     folder = RunFolder(settings.run)
     config = folder.config()
@@ -117,9 +117,7 @@ def _started_run(conn: Connection, run_id: str, folder: RunFolder) -> RunRow | N
 
 @asynccontextmanager
 async def endpoints(node: "Node", sandbox: str, policy: str, folder: RunFolder) -> AsyncIterator[None]:
-    """The node's HTTP endpoints, if its settings ask for them. Raises `ConfigError` if they cannot be
-    served.
-    """
+    """Serve the node's HTTP endpoints if its settings ask for them. Raises `ConfigError` if that fails."""
     if not node.options.serve:
         yield
         return
@@ -136,14 +134,13 @@ async def endpoints(node: "Node", sandbox: str, policy: str, folder: RunFolder) 
 
 @asynccontextmanager
 async def proxy_socket(settings: NodeSettings) -> AsyncIterator[Path]:
-    """The folder with the proxy's socket: the one that is given, or one whose connections are carried to
-    the proxy.
-    """
+    """Yield the folder of the proxy's socket: the given one, or a new one that relays to `proxy_url`."""
     if settings.proxy_socket_dir is not None:
         yield settings.proxy_socket_dir
         return
     with tempfile.TemporaryDirectory(prefix="harnessgym-node-") as made:
         folder = Path(made)
+        # Sandboxes may run under other users, which must reach the folder and connect to the socket.
         folder.chmod(0o755)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(folder / "proxy.sock"))
@@ -156,10 +153,10 @@ async def proxy_socket(settings: NodeSettings) -> AsyncIterator[Path]:
 
 
 def run(settings: NodeSettings) -> None:
-    """Entry point of `harnessgym node`. At SIGTERM it kills what its rollouts run and removes their
-    workspaces.
+    """Entry point of `harnessgym node`.
 
-    At SIGUSR1 it claims no more rollouts, and ends when those that it has are done.
+    On SIGTERM it kills the processes of its rollouts and removes their workspaces. On SIGUSR1 it stops
+    claiming rollouts and exits when those it has are done.
     """
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(_serve_until_told(settings))
@@ -176,7 +173,7 @@ async def _serve_until_told(settings: NodeSettings) -> None:
 
 
 def make_backend(settings: NodeSettings, workspaces: Path, socket_dir: Path | None = None) -> SandboxBackend:
-    """The node's sandbox backend, told what of this it can use."""
+    """The node's sandbox backend, with those of the node's settings that its own settings declare."""
     factory = load("sandbox", settings.sandbox)
     offered = {
         "proxy_socket_dir": socket_dir or settings.proxy_socket_dir,
@@ -189,17 +186,17 @@ def make_backend(settings: NodeSettings, workspaces: Path, socket_dir: Path | No
 
 
 class Planner(Protocol):
-    """Says what a node's run submits next."""
+    """Decides what a node's run submits next."""
 
     run_id: str
 
     def submit(self, conn: Connection, status: str) -> int:
-        """Submit what the run's status calls for. Returns how many groups."""
+        """Submit what the run's status calls for. Returns the number of groups."""
         ...
 
 
 class Node:
-    """The loop around the pipeline."""
+    """The loop that claims rollouts and runs them through the pipeline."""
 
     def __init__(
         self,
@@ -211,7 +208,7 @@ class Node:
         name: str = "node",
         leaving: asyncio.Event | None = None,
     ) -> None:
-        """`leaving` asks the node to end when the rollouts that it has are done."""
+        """Once `leaving` is set, the node ends when its rollouts are done."""
         self.store = store
         self.plan = plan
         self.pipeline = pipeline
@@ -227,9 +224,7 @@ class Node:
         self._shown = -math.inf
 
     async def serve(self) -> None:
-        """Claim and run until the run has ended, or the node has been asked to leave and has nothing left
-        to do.
-        """
+        """Claim and run until the run has ended, or the node was asked to leave and its rollouts are done."""
         try:
             longest_s = min(1.0, self.options.lease_s / 8)
             with await anyio.to_thread.run_sync(self.store.watch, _IDLE_S, longest_s) as watch:
@@ -250,7 +245,7 @@ class Node:
             await self._hide()
 
     async def _show(self) -> None:
-        """Let the others know that this node takes rollouts, or that it does not any more."""
+        """Write the heartbeat of a node that takes rollouts; remove it once the node is leaving."""
         lease = self.options.lease_s
         if self.leaving.is_set():
             await self._hide()
@@ -281,8 +276,9 @@ class Node:
                 self.running[asyncio.create_task(self._rollout(row))] = row
 
     async def _breathe(self, watch: StoreWatch) -> None:
-        """Wait until a rollout ends, or others may have changed something; raise what a rollout raised;
-        keep the leases.
+        """Wait until a rollout ends or the store may have changed, then renew leases.
+
+        Raises what a rollout raised.
         """
         changed = asyncio.create_task(watch.changed())
         try:
@@ -304,7 +300,7 @@ class Node:
             await self.store.awrite(lambda conn: rollouts.renew(conn, ids, self.holder, lease))
 
     async def _stop_taken(self) -> None:
-        """Stop rollouts that were cancelled, or that another node has because we were silent for too long."""
+        """Stop rollouts that were cancelled, or that another node took because this one's lease expired."""
         if time.monotonic() - self._looked < _LOOK_S or not self.running:
             return
         self._looked = time.monotonic()
@@ -315,7 +311,7 @@ class Node:
                 self._stop(task)
 
     def _stop(self, task: asyncio.Task[None]) -> None:
-        """Once: a second cancellation would tear up what the first one cleans up."""
+        """Cancel once: a second cancellation would interrupt the clean-up of the first."""
         if task not in self._stopping:
             self._stopping.add(task)
             task.cancel()
@@ -340,7 +336,7 @@ class Node:
             self.patience.groups(await self.store.aread(partial(_group_states, run_id=self.plan.run_id)))
 
     async def _requeue_lost(self) -> None:
-        """Rollouts whose node went silent run again."""
+        """Submit rollouts again whose lease has expired."""
         for rollout_id in await self.store.aread(lambda conn: rollouts.lost(conn, self.plan.run_id)):
             cause = Cause.NODE_LOST
             detail = "Its lease expired."
@@ -350,7 +346,7 @@ class Node:
             )
 
     async def _fail(self, outcome: RolloutOutcome, attempt: int) -> bool:
-        """Store a failure and what its cause asks for. False if the rollout was not running any more."""
+        """Record a failure and retry as its cause requires. False if the rollout was no longer running."""
         found = CONSEQUENCES[outcome.cause or Cause.UNKNOWN]
         attempts = {"never": 0, "bounded": self.options.max_attempts, "always": sys.maxsize}[found.retry]
         wait_s = found.wait_s(attempt)
@@ -358,5 +354,5 @@ class Node:
 
 
 def _group_states(conn: Connection, run_id: str) -> dict[str, int]:
-    """Training groups by state; of the dropped ones only those that failures of their rollouts ended."""
+    """Training groups by state. `dropped` counts only groups that failed rollouts ended."""
     return rollouts.group_states(conn, run_id, "train") | {"dropped": backlog.too_few(conn, run_id)}

@@ -1,7 +1,7 @@
-"""Rollouts through their four stages: prepare, run, reconstruct, evaluate.
+"""What the rollouts of a node share on their way through prepare, run, reconstruct and evaluate.
 
 The harness is a black box: it gets a workspace, a key and an address. What it did is read from the store
-afterwards, and judged from the workspace once everything it had started is dead.
+afterwards. The workspace is graded once every process the harness started is dead.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ from harnessgym.tasks.payload import task_of
 
 @dataclass
 class Pipeline:
-    """What every rollout of a node shares."""
+    """The parts that all rollouts of a node share."""
 
     store: TraceStore
     control: ControlClient
@@ -35,33 +35,33 @@ class Pipeline:
     harnesses: dict[str, Harness]
     options: SessionOptions
     task: Callable[[str], Task]
-    """A task of the run's own set by its id."""
+    """Returns a task of the run's own set by its id."""
     rewards: Mapping[str, Reward] = field(default_factory=dict)
-    """By name; asked after the task's grader, in order."""
+    """Rewards by name, computed in order after the task's grader."""
     faults: FaultsSection = field(default_factory=FaultsSection)
-    """What is made to go wrong inside sandboxes."""
+    """Faults to inject into sandboxes."""
     proxy_socket: Path | None = None
-    """The proxy's, which faults of connections stand before."""
+    """The proxy's socket. Connection faults are injected in front of it."""
     weights: RewardWeights | None = None
-    """What is trained on, where that is not the grader's reward alone."""
+    """How the trained reward is summed; None trains on the grader's reward alone."""
     second_opinion: bool = False
-    """Whether what is rewarded with 1 is also compared with the solution; see
+    """Whether a rollout with reward 1 is also compared with the oracle solution; see
     `harnessgym.grading.differential.differential_test`."""
 
     @cached_property
     def proxy_watch(self) -> ProxyWatch:
-        """Whether the proxy was away while a harness ran."""
+        """Tells whether the proxy was away while a harness ran."""
         return ProxyWatch(self.control)
 
     @cached_property
     def needed(self) -> frozenset[Need]:
-        """What the rewards look at."""
+        """Everything the rewards need."""
         return frozenset(need for reward in self.rewards.values() for need in reward.needs)
 
     def task_of(self, row: RolloutRow) -> Task:
-        """What a rollout is about: the task that came with it, or one of the set. Raises `TaskError`."""
+        """A rollout's task: the one submitted with it, or one of the set. Raises `TaskError`."""
         return self.task(row.task_key) if row.task_payload is None else task_of(row.task_payload)
 
     def attempt(self, row: RolloutRow, stages: Stages, pressure: Pressure) -> Attempt:
-        """One claimed rollout, to be run."""
+        """An attempt at a claimed rollout."""
         return Attempt(self, stages, pressure, row)

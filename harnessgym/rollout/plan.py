@@ -1,6 +1,4 @@
-"""Which groups a run submits next: evaluation before and after, training in between as far as admission
-allows.
-"""
+"""Decides which groups a run submits: evaluation before and after, training as admission allows."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -25,13 +23,12 @@ EVALUATIONS = {
     "evaluating_before": ("before_sampled", "before_greedy"),
     "evaluating_after": ("after_sampled", "after_greedy"),
 }
-"""Run status to the purposes of its evaluation groups; greedy ones sample at temperature 0."""
+"""Purposes of the evaluation groups by run status. Greedy ones sample at temperature 0."""
 
 
 @dataclass
 class GroupPlan:
-    """Turns a run's configuration into groups. Deterministic: the next group follows from the seed and the
-    store alone.
+    """Turns a run's configuration into groups. The next group depends only on the seed and the store.
 
     Raises `TaskError` for a set without training tasks, `ConfigError` for a selector that cannot be made.
     """
@@ -62,7 +59,7 @@ class GroupPlan:
         return self._by_key[key]
 
     def submit(self, conn: Connection, status: str) -> int:
-        """Submit what the run's status calls for and admission allows. Returns how many groups."""
+        """Submit what the run's status calls for and admission allows. Returns the number of groups."""
         if status in EVALUATIONS or status == "training":
             runs.lock(conn, self.run_id)  # several nodes submit, and no group twice
         if status in EVALUATIONS:
@@ -72,7 +69,7 @@ class GroupPlan:
         return 0
 
     def _submit_evaluation(self, conn: Connection, purpose: str) -> int:
-        """All groups of an evaluation, once the workers serve the newest version alone."""
+        """Submit all groups of an evaluation once every worker serves the newest version."""
         if rollouts.group_states(conn, self.run_id, purpose):
             return 0
         versions = {}
@@ -115,9 +112,9 @@ class GroupPlan:
         return capacity
 
     def _submit_groups(self, conn: Connection, first: int, wanted: int, versions: Mapping[str, int]) -> None:
-        """So many training groups from an ordinal on: tasks that must come again, then what the selector
-        chooses.
-        """
+        """Submit `wanted` training groups from ordinal `first` on: requeued ones, then the selector's choice."""
+        # A requeued group takes an ordinal, but the selector did not choose it. The selector's count leaves
+        # it out, so that the same seed chooses the same tasks whatever was requeued.
         chosen = first - backlog.replacements(conn, self.run_id)
         again = backlog.requeued(conn, self.run_id, wanted)
         for ordinal, item in enumerate(again, first):
@@ -140,10 +137,9 @@ class GroupPlan:
         return make_selector(told.selector, told.settings, pool)
 
     def _standing(self, conn: Connection) -> tuple[int, dict[str, int]] | None:
-        """The serving step of the policy that is furthest behind, and by policy the oldest version that is
-        served.
+        """The serving step of the policy furthest behind, and the oldest version served of each policy.
 
-        None while a policy is served by nobody. η bounds the staleness of every policy's tokens, each along
+        None while no worker serves some policy. η bounds the staleness of every policy's tokens, each along
         its own chain.
         """
         steps = []
@@ -159,7 +155,7 @@ class GroupPlan:
         return min(steps), oldest
 
     def _trained_step(self, conn: Connection) -> int:
-        """Batches behind the newest version."""
+        """Number of batches that led to the newest version."""
         chain = VersionChain(policies.versions(conn, self.policy_id))
         return chain.depth(max(chain.surviving, default=0))
 
@@ -184,7 +180,7 @@ class GroupPlan:
         versions: Mapping[str, int],
         replaces: int | None = None,
     ) -> None:
-        """`versions` are those that every policy is at least asked for."""
+        """Submit one group. `versions` holds the oldest version of each policy that may answer."""
         sampling: dict[str, Any] = {
             "temperature": 0.0 if purpose.endswith("greedy") else self.config.sampling.temperature,
             "max_tokens": self.config.sampling.max_tokens,
@@ -212,6 +208,6 @@ class GroupPlan:
         rollouts.submit(conn, spec)
 
     def _seed(self, purpose: str, ordinal: int, slot: int) -> int:
-        """31 bits that depend on the run's seed and the rollout's place alone."""
+        """31 bits that depend only on the run's seed and the rollout's purpose, ordinal and slot."""
         text = f"{self.config.seed} {purpose} {ordinal} {slot}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest()) >> 1

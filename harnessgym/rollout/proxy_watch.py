@@ -1,8 +1,8 @@
-"""Whether the proxy was away while a harness ran: it was started again, or it did not answer.
+"""Detects that the proxy was away while a harness ran: it was restarted, or it did not answer.
 
-A harness whose calls were cut off, or were read by nobody, may fail or run out of time for that. It is not
-its own doing, and the record cannot show it: a call that a stopped proxy has not read yet is recorded
-nowhere. So a node asks the proxy how it is, once a second, as long as it has rollouts.
+A harness may fail or time out because its calls were cut off or never read. That is not the harness's fault,
+and the trace cannot show it: a call that a stopped proxy has not read is recorded nowhere. So a node asks the
+proxy for its health once a second while it has rollouts.
 """
 
 import asyncio
@@ -16,20 +16,19 @@ from harnessgym.proxy_client import ControlClient
 
 _EVERY_S = 1.0
 _AWAY_S = 3.0
-"""A proxy that answers so much later than it should was away. On a busy machine it may be late by a
-second."""
+"""A proxy whose answer is later than this was away. On a busy machine it may be late by a second."""
 
 _KEPT = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """A time in which the proxy was away, between two of its answers."""
+    """A time between two answers in which the proxy was away."""
 
     began: float
     ended: float
     replaced: bool
-    """Whether another process answered afterwards."""
+    """Whether a different process answered afterwards."""
 
     def __str__(self) -> str:
         if self.replaced:
@@ -38,7 +37,7 @@ class Absence:
 
 
 class ProxyWatch:
-    """Asks the proxy, and remembers when it was away. All times are monotonic.
+    """Polls the proxy and remembers when it was away. All times are monotonic.
 
     ```python
     async with watch.watching():
@@ -53,14 +52,14 @@ class ProxyWatch:
         self._watchers = 0
         self._asking: asyncio.Task[None] | None = None
         self._answered = 0.0
-        """When the proxy answered last."""
+        """When the proxy last answered."""
         self._process: str | None = None
-        """What it called itself then; None before its first answer."""
+        """The process id string of its last answer; None before the first."""
         self._absences: deque[Absence] = deque(maxlen=_KEPT)
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """Ask for the time of a block, which may be in several tasks at once."""
+        """Poll while the block runs. Several tasks may be in such a block at once."""
         self._watchers += 1
         if self._asking is None:
             self._answered = time.monotonic()
@@ -78,7 +77,8 @@ class ProxyWatch:
                 self._absences.clear()
 
     async def absence(self, began: float, ended: float) -> Absence | None:
-        """When the proxy was away between two times, the last of several; None if it was there."""
+        """The last absence that overlaps the time from `began` to `ended`; None if there is none."""
+        # A proxy that stopped just before `ended` has no closed absence yet: ask once more to close it.
         await self._ask()
         overlapping = [each for each in self._absences if each.began < ended and each.ended > began]
         return overlapping[-1] if overlapping else None
@@ -89,7 +89,7 @@ class ProxyWatch:
             await asyncio.sleep(_EVERY_S)
 
     async def _ask(self) -> None:
-        """Ask once. If there is no answer, the next one ends the absence."""
+        """Ask once. Without an answer nothing is noted; the next answer closes the absence."""
         process = await self._control.process(timeout_s=_AWAY_S)
         if process is None:
             return

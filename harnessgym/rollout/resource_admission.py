@@ -1,8 +1,8 @@
 """Admission by memory and disk: a sandbox is opened only while this machine has room for it.
 
-Limits of tasks are ceilings that few rollouts reach, so they are not added up; what counts is what is really
-free at this moment. With nothing running there is nobody to wait for: then one sandbox is let in, unless the
-machine is full in earnest.
+The limits of tasks are ceilings that few rollouts reach, so they are not added up. What counts is what is
+free at the moment. With no sandbox open there is nothing to wait for: one is then admitted unless the machine
+is nearly full.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ _LOG = logging.getLogger("harnessgym.node")
 _MIB = 1 << 20
 _LEAST_MEMORY = 64 * _MIB
 _LEAST_DISK = 1 * _MIB
-"""With less than these not even a lone sandbox can be used."""
+"""Below these not even a single sandbox can run."""
 _LARGEST_RESERVE = 0.1
-"""Of a disk: a small one is not kept empty for the sake of a reserve that was meant for a large one."""
+"""Largest part of a disk to reserve, so that a reserve meant for a large disk does not block a small one."""
 _LOOK_S = 0.25
 _CGROUP = Path("/sys/fs/cgroup")
 _CGROUP_FILES = (
@@ -35,12 +35,12 @@ _CGROUP_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What is free, in bytes."""
+    """Free memory and disk space, in bytes."""
 
     memory: int
     disk: int
     disk_size: int
-    """Of the whole disk, free or not."""
+    """Size of the whole disk."""
 
 
 Look = Callable[[Path], Room]
@@ -48,16 +48,14 @@ Look = Callable[[Path], Room]
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What is missing for one more sandbox."""
+    """The resource that is short, and how much of it one more sandbox needs."""
 
     cause: Cause
     text: str
 
 
 def room_of(folder: Path) -> Room:
-    """What is free for new processes, within this process's container too, and on the disk that holds
-    `folder`.
-    """
+    """Memory free for new processes, within this process's cgroup too, and space on the disk of `folder`."""
     import psutil
 
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
@@ -73,9 +71,7 @@ def room_of(folder: Path) -> Room:
 
 
 def shortage(room: Room, memory_mb: int, options: NodeSection, opened: int) -> Shortage | None:
-    """What forbids one more sandbox whose task may use `memory_mb`, beside `opened` ones; None if nothing
-    does.
-    """
+    """What is short for one more sandbox of `memory_mb` beside `opened` ones; None if it fits."""
     if opened:
         memory = max(options.memory_reserve_mb, int(options.memory_share * memory_mb)) * _MIB
         disk = max(_LEAST_DISK, min(options.disk_reserve_mb * _MIB, int(_LARGEST_RESERVE * room.disk_size)))
@@ -94,7 +90,7 @@ def shortage(room: Room, memory_mb: int, options: NodeSection, opened: int) -> S
 
 
 class Pressure:
-    """The gate before new sandboxes.
+    """Admits new sandboxes while this machine has room.
 
     ```python
     async with pressure.admitted(task.limits.memory_mb, "rollout 3f"):
@@ -106,24 +102,22 @@ class Pressure:
     def __init__(
         self, folder: Path, options: NodeSection, look: Look = room_of, patience_s: float = 30.0
     ) -> None:
-        """`patience_s`: how long a lone sandbox waits on a machine that is full before it is given up."""
+        """With no other sandbox open, an admission fails after `patience_s` seconds on a full machine."""
         self._folder = folder
         self._options = options
         self._look = look
         self._patience_s = patience_s
         self.opened = 0
-        """Sandboxes that were let in and are still there."""
+        """Sandboxes that were admitted and are still open."""
         self._told = False
 
     async def tight(self) -> bool:
-        """Whether no further rollout should be claimed: those that run need what is left."""
+        """Whether no more rollouts should be claimed, because the running ones need what is left."""
         return self.opened > 0 and await self._missing(0) is not None
 
     @asynccontextmanager
     async def admitted(self, memory_mb: int, who: str) -> AsyncIterator[None]:
-        """Wait until there is room, then count as one that is there. Raises `RolloutFailed` when the
-        machine is full.
-        """
+        """Wait until there is room, then count as open. Raises `RolloutFailed` when the machine is full."""
         began = time.monotonic()
         while (missing := await self._missing(memory_mb)) is not None:
             if not self.opened and time.monotonic() - began >= self._patience_s:
@@ -152,6 +146,6 @@ class Pressure:
             self.opened -= 1
 
     async def _missing(self, memory_mb: int) -> Shortage | None:
-        """See `shortage`. The disk may be a network's, which can take long to answer."""
+        """See `shortage`. Runs in a thread, because a network disk can take long to answer."""
         room = await anyio.to_thread.run_sync(self._look, self._folder)
         return shortage(room, memory_mb, self._options, self.opened)

@@ -1,7 +1,7 @@
-"""Stages: each lets so many rollouts in at one time and queues the rest, first come, first served.
+"""Stages: each admits a limited number of rollouts at one time and queues the rest in order of arrival.
 
-A rollout holds a place in one stage at a time, so that those which wait for a grader hold nothing that an
-engine needs.
+A rollout holds a place in one stage at a time, so a rollout that waits for a grader does not keep the engine
+idle.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from harnessgym.run_config.run import NodeSection
 
 @dataclass(frozen=True, slots=True)
 class StageCounts:
-    """A stage at one moment."""
+    """A stage's counts at one moment."""
 
     name: str
     limit: int
@@ -23,11 +23,11 @@ class StageCounts:
     running: int
     done: int
     waited_s: float
-    """Seconds that all who were let in have waited, together."""
+    """Seconds waited in total by all rollouts admitted so far."""
 
 
 class Stage:
-    """One stage's places.
+    """One stage with `limit` places.
 
     ```python
     async with stage.place() as waited_s:
@@ -44,7 +44,7 @@ class Stage:
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[float]:
-        """Wait for a place and hold it; yields the seconds that took."""
+        """Wait for a place and hold it. Yields the seconds waited."""
         began = time.perf_counter()
         self.waiting += 1
         try:
@@ -62,7 +62,7 @@ class Stage:
             self._places.release()
 
     def counts(self) -> StageCounts:
-        """How it stands."""
+        """The present counts."""
         return StageCounts(
             self.name, self.limit, self.waiting, self.running, self.done, round(self.waited_s, 3)
         )
@@ -81,14 +81,14 @@ class Stages:
 
     @property
     def all(self) -> tuple[Stage, ...]:
-        """In the order that rollouts go through them."""
+        """The stages in the order rollouts pass them."""
         return self.prepare, self.run, self.reconstruct, self.evaluate
 
     def room(self, in_flight: int) -> int:
-        """How many more rollouts may be claimed, of which `in_flight` are claimed and have not ended.
+        """How many more rollouts may be claimed while `in_flight` are claimed and have not ended.
 
-        Those before the end of `run` are at most its places and a few prepared ones; those behind it at most
-        as many as may be evaluated or wait for that.
+        Up to the end of `run` there are at most its places plus a few prepared rollouts. Behind it there are
+        at most as many as may be evaluated or wait for evaluation.
         """
         behind = sum(stage.waiting + stage.running for stage in (self.reconstruct, self.evaluate))
         before = in_flight - behind
@@ -97,5 +97,5 @@ class Stages:
         return max(0, self.run.limit + self._ahead - before)
 
     def counts(self) -> list[StageCounts]:
-        """All of them."""
+        """The counts of all stages."""
         return [stage.counts() for stage in self.all]

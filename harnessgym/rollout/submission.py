@@ -1,6 +1,4 @@
-"""What a request for rollouts says, checked: a task by its name or whole, a harness, how often, how
-sampled.
-"""
+"""The checked body of a request for rollouts: a task (named or inline), harness, samples and sampling."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -21,7 +19,7 @@ _NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
 
 
 class NamedTask(Config):
-    """A task of a set."""
+    """A task of a task set, by name."""
 
     set: str
     """A registered task set, `module:Class`, or a folder of native tasks on the node's machine."""
@@ -37,12 +35,12 @@ class SubmissionSetup(Config):
 
 
 class InlineTask(Config):
-    """A task that comes with the request; see `harnessgym.task.Task`."""
+    """A task given in the request; see `harnessgym.task.Task`."""
 
     id: str = Field(pattern=_NAME, max_length=200)
     instruction: str
     grader: str
-    """`module:attribute` that the node can load, or a registered grader such as `checks`."""
+    """A registered grader such as `checks`, or a `module:attribute` that the node can load."""
     split: Split = "train"
     seed: int = 0
     files: Mapping[str, str] = Field(default_factory=dict)
@@ -55,7 +53,7 @@ class InlineTask(Config):
     metadata: Mapping[str, Any] = Field(default_factory=dict)
 
     def task(self) -> Task:
-        """The task. Raises `TaskError` for files that lead out of the workspace."""
+        """Build the task. Raises `TaskError` for files outside the workspace."""
         own = {
             name: getattr(self, name) for name in type(self).model_fields if name not in ("limits", "setup")
         }
@@ -63,13 +61,13 @@ class InlineTask(Config):
 
 
 class SubmissionSampling(Config):
-    """How it is sampled; the session fixes it, whatever the harness asks for."""
+    """Sampling settings. The session enforces them, whatever the harness asks for."""
 
     temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
-    """Below 1, tokens are recorded and not trained on."""
+    """Below 1, tokens are recorded but not trained on."""
     top_k: int = Field(0, ge=0)
-    """0 is no limit. Otherwise, as above."""
+    """0 means no limit. Otherwise tokens are recorded but not trained on."""
     max_tokens: int = Field(4_096, gt=0)
 
 
@@ -77,7 +75,7 @@ TAGS = ("named", "inline")
 
 
 def _tag(value: Any) -> str:
-    """Which of the two a task is meant to be: one that names its set is no other."""
+    """Whether a task is named or inline: one with a `set` is a named one."""
     named = "set" in value if isinstance(value, dict) else isinstance(value, NamedTask)
     return TAGS[0] if named else TAGS[1]
 
@@ -92,11 +90,11 @@ class Submission(Config):
 
     task: AskedTask
     harness: str | None = None
-    """One of the run's; may be left out where there is one only."""
+    """A harness of the run. May be omitted if the run has only one."""
     samples: int = Field(1, ge=1, le=1_024)
-    """Rollouts, which are one group."""
+    """Rollouts in the group."""
     sampling: SubmissionSampling = SubmissionSampling()
     seed: int = 0
-    """Slot n samples with this and n."""
+    """The seed of slot n is derived from this and n."""
     group: str | None = Field(None, pattern=_NAME, max_length=200)
-    """Your name of the group: submitted again under it, the rollouts that are there are returned."""
+    """Your name for the group. Submitting the same name again returns the existing rollouts."""
