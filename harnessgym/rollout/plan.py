@@ -112,7 +112,7 @@ class GroupPlan:
         return capacity
 
     def _submit_groups(self, conn: Connection, first: int, wanted: int, versions: Mapping[str, int]) -> None:
-        """Submit `wanted` training groups from ordinal `first` on: requeued ones, then the selector's choice."""
+        """Submit `wanted` training groups from ordinal `first` on: first requeued, then selected ones."""
         # A requeued group takes an ordinal, but the selector did not choose it. The selector's count leaves
         # it out, so that the same seed chooses the same tasks whatever was requeued.
         chosen = first - backlog.replacements(conn, self.run_id)

@@ -1,3 +1,1 @@
-"""Which tasks are sampled, which groups are admitted and consumed, and which engine a call goes to: pure
-decisions, among them the bound on staleness.
-"""
+"""Pure decisions: task selection, admission, consumption, call routing and the bound on staleness."""

@@ -1,9 +1,8 @@
-"""Which groups the next batch is made of, and which are given up: pure decisions, for the trainer and the
-simulator alike.
+"""Chooses the groups of the next batch and those to give up: pure functions for trainer and simulator.
 
-Waiting keeps the order of submission, on which `admission` rests: then nothing gets too stale, and long
-rollouts are trained on as often as short ones. Taking whatever is complete never waits for one slow group,
-and gives up what it leaves behind too long.
+`wait` keeps the order of submission, which `admission` relies on: nothing gets too stale, and long rollouts
+are trained as often as short ones. `drop` and `requeue` take any complete groups: they never wait for one
+slow group, but give up groups that get too stale.
 """
 
 from collections.abc import Sequence
@@ -11,52 +10,53 @@ from dataclasses import dataclass
 from typing import Literal
 
 WhenStale = Literal["wait", "drop", "requeue"]
-"""What becomes of order and age: see `choose`."""
+"""How order and staleness are handled; see `choose`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A group that was submitted and is neither consumed nor given up."""
+    """A submitted group that is neither consumed nor given up."""
 
     id: str
     ordinal: int
-    """Its place in the order of submission."""
+    """Place in the order of submission."""
     complete: bool
     staleness: int
-    """Of its oldest token if it were trained now; of an open one, of what is known to be sampled, 0 if
-    nothing is."""
+    """Staleness of its oldest token if it were trained now. For an open group only tokens known to be sampled
+    count; 0 if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayable:
-    """A group that was trained, along the surviving chain of versions."""
+    """A group that was trained into a surviving version."""
 
     id: str
     ordinal: int
     trained: int
-    """How often."""
+    """How often it was trained."""
     staleness: int
-    """Of its oldest token if it were trained again now."""
+    """Staleness of its oldest token if it were trained again now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What becomes of the candidates; those that are not named stay."""
+    """What to do with the candidates. Those that are not listed stay."""
 
     take: tuple[str, ...]
-    """A whole batch, or empty: nothing can be trained yet."""
+    """A whole batch, or empty if nothing can be trained yet."""
     drop: tuple[str, ...]
-    """Too stale: given up."""
+    """Too stale; given up."""
     requeue: tuple[str, ...]
-    """Too stale: given up, and their tasks are submitted again first."""
+    """Too stale; given up, and their tasks are submitted again first."""
 
 
 def choose(candidates: Sequence[Candidate], batch: int, max_staleness: int, policy: WhenStale) -> Choice:
     """The next batch of `batch` groups, none of them staler than `max_staleness` (η).
 
-    wait: strictly in order of submission, a gap is waited for. With admission nothing gets too stale; what
-    still does (workers that served an old version for longer than they said) is dropped. drop, requeue: any
-    complete groups, oldest first; those beyond η are given up, open ones too: no token gets younger.
+    wait: strictly in order of submission; an incomplete group holds up the batch. Admission keeps groups from
+    getting too stale. One that does (a worker served an old version for longer than it reported) is dropped.
+    drop, requeue: any complete groups, oldest first. Those beyond η are given up, open ones too, because
+    staleness never decreases.
     """
     ordered = sorted(candidates, key=lambda item: item.ordinal)
     done = [item for item in ordered if item.complete or policy != "wait"]
@@ -70,10 +70,9 @@ def choose(candidates: Sequence[Candidate], batch: int, max_staleness: int, poli
 
 
 def replay(trained: Sequence[Replayable], reuse: int, max_staleness: int) -> tuple[str, ...]:
-    """The groups that may be trained again, best first: no more than `reuse` further times, and none staler
-    than η.
+    """Groups that may be trained again, best first: at most `reuse` more times, and none staler than η.
 
-    Those trained least often come first, among them those that have least time left.
+    Those trained least often come first, and among them the stalest.
     """
     fit = [item for item in trained if item.trained <= reuse and item.staleness <= max_staleness]
     return tuple(
@@ -84,14 +83,15 @@ def replay(trained: Sequence[Replayable], reuse: int, max_staleness: int) -> tup
 def places_for_replays(
     ages: Sequence[int], batch: int, at_most: int, max_staleness: int, batches_left: int
 ) -> int:
-    """How many places of the next batch may go to groups that were trained before, so that no other gets too
-    stale for it.
+    """How many places of the next batch may go to replays without making any outstanding group too stale.
 
-    `ages` are those of the groups that stand, in order of submission: the staleness of each if it were
-    trained now, at most. All must fit into the batches that are left, this one among them.
+    `ages` holds the outstanding groups in order of submission: the most staleness each would have if trained
+    now. All of them must fit into the batches left, including this one.
     """
 
     def in_time(places: int) -> bool:
+        # Each replay pushes a group back: the one at index `place` behind this batch is trained
+        # `1 + place // batch` batches later, and gets that much staler.
         later = enumerate(ages[batch - places :])
         return all(
             age + 1 + place // batch <= max_staleness and 1 + place // batch < batches_left

@@ -1,6 +1,4 @@
-"""Which engine worker takes a call. Pure: the proxy and the simulator make the same choice from the same
-facts.
-"""
+"""Chooses the engine worker for a call. Pure functions: proxy and simulator make the same choice."""
 
 import random
 from collections.abc import Sequence
@@ -11,29 +9,29 @@ from harnessgym.store.workers import WorkerState
 
 OVERLOAD_FACTOR = 2
 OVERLOAD_SLACK = 4
-"""The worker that holds a prefix is left only when its load exceeds `FACTOR * least load + SLACK`: to
-compute a prefix again costs about as much as waiting behind a few calls."""
+"""A call leaves the worker that holds its prefix only if that one's load exceeds `FACTOR * least load +
+SLACK`: recomputing a prefix costs about as much as waiting behind a few calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """What routing knows of a worker."""
+    """What routing knows about a worker."""
 
     id: str
     version: int
     state: WorkerState
     load: int
-    """Calls in flight there."""
+    """Calls in flight."""
     suspect: bool = False
-    """It failed a moment ago and has not answered a health check since."""
+    """Whether it failed recently and has not answered a health check since."""
 
 
 class Load(Protocol):
-    """Whatever has calls in flight."""
+    """Anything with calls in flight."""
 
     @property
     def load(self) -> int:
-        """How many."""
+        """Number of calls in flight."""
         ...
 
 
@@ -48,11 +46,11 @@ def choose(
     min_version: int | None = None,
     rng: random.Random,
 ) -> str | None:
-    """The worker for a call, or None while there is none that may take it.
+    """The worker for a call, or None while no worker may take it.
 
-    It serves version `pin` if one is set and at least `min_version`. It is the `prefix_owner`, whose cache
-    holds the prompt's beginning, unless that is overloaded; otherwise the less loaded of two drawn at random
-    (Mitzenmacher, 2001).
+    It serves version `pin` if that is set, and at least `min_version`. The `prefix_owner`, whose cache holds
+    the beginning of the prompt, is preferred unless overloaded; otherwise the less loaded of two drawn at
+    random (Mitzenmacher, 2001).
     """
     usable = [worker for worker in workers if _may_take(worker, pin, min_version)]
     if not usable:
@@ -62,10 +60,9 @@ def choose(
 
 
 def prefer(owner: L | None, drawn: Sequence[L], least: int) -> L:
-    """Among workers that may take a call: the prefix's owner, or the less loaded of the drawn ones.
+    """Among workers that may take a call, the prefix's owner or the less loaded of the drawn ones.
 
-    `choose` for callers that keep the least load of all workers themselves, and cannot look at a thousand for
-    every call.
+    For callers that track the least load themselves and cannot scan a thousand workers for every call.
     """
     if owner is not None and owner.load <= OVERLOAD_FACTOR * least + OVERLOAD_SLACK:
         return owner

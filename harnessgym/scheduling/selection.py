@@ -1,4 +1,4 @@
-"""The contract of a selector: which task the next training group is of, and how many rollouts it has.
+"""The contract of a selector, which chooses the task and the size of the next training group.
 
 Members live in `harnessgym/scheduling/selectors/`; a run names one in its configuration:
 
@@ -8,8 +8,8 @@ selector = "vade"
 settings = { visit_decay = 0.9 }
 ```
 
-A selector has no memory: what it answers follows from the run's seed and the visits that the store has, so
-that whoever goes on with a run goes on with the same plan.
+A selector has no memory: its choice depends only on the run's seed and the visits in the store. So a resumed
+run follows the same plan.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,21 +27,21 @@ __all__ = ["Pick", "SelectionPool", "Selector", "Visit", "make_selector"]
 
 @dataclass(frozen=True, slots=True)
 class SelectionPool:
-    """What there is to select from."""
+    """The training tasks and sizes to select from."""
 
     tasks: tuple[str, ...]
     """Keys of the training tasks, in the task set's order."""
     group_size: int
-    """Rollouts of a group, where the selector does not choose otherwise."""
+    """Rollouts in a group, unless the selector chooses another size."""
     groups_per_step: int
-    """Groups of a batch."""
+    """Groups in a batch."""
     seed: int
-    """The run's."""
+    """The run's seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """The next group. Raises `ValueError` for one without rollouts."""
+    """The task and size of a group. Raises `ValueError` for a group without rollouts."""
 
     task: str
     rollouts: int
@@ -52,27 +52,25 @@ class Pick:
 
 
 class Selector(Protocol):
-    """Chooses groups. Made once from its settings and a `SelectionPool`."""
+    """Chooses groups. Constructed once from its settings and a `SelectionPool`."""
 
     @property
     def settings(self) -> type[BaseModel]:
-        """What its constructor takes, before the pool."""
+        """Class of the settings that its constructor takes before the pool."""
         ...
 
     def choose(self, number: int, wanted: int, visits: Sequence[Visit]) -> Sequence[Pick]:
-        """The next `wanted` groups, after `number` others that were chosen, with all visits so far in order
-        of submission.
+        """The next `wanted` groups after `number` chosen ones. `visits` holds all so far in submission order.
 
-        A function of its arguments and of what the selector was made with, and of nothing else.
+        Must depend only on the arguments and on what the selector was constructed with.
         """
         ...
 
 
 def make_selector(name: str, settings: Mapping[str, Any], pool: SelectionPool) -> Selector:
-    """A selector by its name or `module:Class`.
+    """Construct a selector by its name or `module:Class`.
 
-    Raises `ConfigError` for a name or settings that are wrong, and for one that has nothing to choose from in
-    this pool.
+    Raises `ConfigError` for an unknown name, wrong settings, or a pool that the selector cannot use.
     """
     factory = load("selector", name)
     made: Selector = factory(validate(factory.settings, dict(settings), f"selector {name!r}"), pool)

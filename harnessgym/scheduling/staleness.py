@@ -1,10 +1,10 @@
-"""The only definition of staleness, used by trainer, account, verification and simulator alike.
+"""The only definition of staleness, shared by trainer, token accounting, verification and simulator.
 
-The staleness of a token is (the version being trained) - (the version that sampled it); of a batch, the
-maximum over its trained tokens. The version being trained is the one the step starts from, and one version is
-one consumed batch. Training that goes on from an earlier version orphans the later ones, whose numbers are
-never used again; so what is subtracted are places along the surviving chain, and tokens that an orphaned
-version sampled count from the version it forked from.
+A token's staleness is (the version being trained) - (the version that sampled it). A batch's is the maximum
+over its trained tokens. The version being trained is the one the step starts from, and one version is one
+consumed batch. Training that resumes from an earlier version orphans the later ones, and their numbers are
+never used again. So staleness subtracts places along the surviving chain, and a token sampled by an orphaned
+version counts from the version where the orphaned part forked off.
 """
 
 from collections.abc import Iterable
@@ -18,21 +18,22 @@ from harnessgym.tokens import IdArray
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """Where a version stands."""
+    """A version's place in the chain."""
 
     parent: int | None
     orphaned: bool
     survivor: int
-    """Itself, or if orphaned the version that the orphaned part forked from."""
+    """The version itself; for an orphaned one, the version where the orphaned part forked off."""
     depth: int
-    """Batches behind it; the number itself for a version without a parent."""
+    """Number of batches that led to it; the version number itself if it has no parent."""
 
 
 class VersionChain:
-    """Answers questions about a policy's recorded versions."""
+    """The chain of a policy's recorded versions."""
 
     def __init__(self, versions: Iterable[PolicyVersion]) -> None:
         self._links: dict[int, _Link] = {}
+        # A parent has a lower number than its children, so its link exists when they are added.
         for item in sorted(versions, key=lambda item: item.version):
             parent = None if item.parent_version is None else self._links.get(item.parent_version)
             depth = item.version if parent is None else parent.depth + 1
@@ -44,18 +45,16 @@ class VersionChain:
 
     @property
     def surviving(self) -> list[int]:
-        """Recorded versions that are not orphaned, in order."""
+        """Recorded versions in order, without orphaned ones."""
         return [version for version, link in self._links.items() if not link.orphaned]
 
     def survives(self, version: int) -> bool:
-        """Whether what was trained into a version still counts."""
+        """Whether a version is not orphaned, so that what was trained into it counts."""
         link = self._links.get(version)
         return link is None or not link.orphaned
 
     def staleness(self, trained_into: int, sampled: int) -> int:
-        """Batches between the version that sampled a token and the one that the step into `trained_into`
-        started from.
-        """
+        """Batches from the version that sampled a token to the start of the step into `trained_into`."""
         start = self._links[trained_into].parent if trained_into in self._links else None
         return self.depth(trained_into - 1 if start is None else start) - self.depth(sampled)
 
@@ -64,13 +63,11 @@ class VersionChain:
         return self.depth(trained) - self.depth(sampled)
 
     def oldest(self, trained: int, versions: Iterable[IdArray]) -> int:
-        """Largest staleness over arrays of sampling versions, -1 marking tokens not sampled; 0 if none
-        was.
-        """
+        """Largest staleness over arrays of sampling versions; -1 marks unsampled tokens. 0 if none is sampled."""
         found = {int(version) for array in versions for version in np.unique(array) if version >= 0}
         return max((self.between(trained, version) for version in found), default=0)
 
     def depth(self, version: int) -> int:
-        """Batches behind a version that still count; the number itself for one that is not recorded."""
+        """Number of surviving batches that led to a version; the number itself if it is not recorded."""
         link = self._links.get(version)
         return version if link is None else self._links[link.survivor].depth

@@ -1,6 +1,4 @@
-"""One training run on one machine: spawn the processes, restart what dies, move the run through its
-phases.
-"""
+"""Supervises one training run: spawns its processes, restarts those that die, advances its phases."""
 
 from harnessgym.supervisor.preparation import claim_folder, prepare
 from harnessgym.supervisor.run_start import RunStart, start_run

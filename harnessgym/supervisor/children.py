@@ -1,6 +1,4 @@
-"""Child processes of a run: started with inherited sockets, watched, restarted within bounds, ended with
-the run.
-"""
+"""Child processes of a run: they inherit sockets, are restarted within bounds and end with the run."""
 
 import contextlib
 import json
@@ -16,7 +14,7 @@ from harnessgym.supervisor.processes import Restarts, last_words
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """How a process is started, every time it is."""
+    """How to start a process, the first time and every time after."""
 
     name: str
     command: str
@@ -28,7 +26,7 @@ class ChildSpec:
 
 @dataclass
 class Child:
-    """A process and its past."""
+    """A running process, its heartbeat and its restarts."""
 
     spec: ChildSpec
     process: subprocess.Popen[bytes]
@@ -37,7 +35,7 @@ class Child:
 
     @property
     def restarts(self) -> int:
-        """How often it was started again."""
+        """How often it was restarted."""
         return self.again.count
 
     @property
@@ -47,7 +45,7 @@ class Child:
 
     @property
     def silence(self) -> Silence:
-        """How long nothing was heard of it, when `Children.tend` last looked."""
+        """How long it had sent no heartbeat when `Children.tend` last looked."""
         return self.heartbeat.silence
 
 
@@ -61,7 +59,7 @@ class Children:
         self.by_name: dict[str, Child] = {}
 
     def end_leftovers(self) -> list[str]:
-        """End what an earlier supervisor of this run left running. Returns names."""
+        """End processes that an earlier supervisor of this run left running. Returns their names."""
         try:
             recorded = json.loads(self.folder.processes_path.read_text())
         except (FileNotFoundError, ValueError):
@@ -78,15 +76,13 @@ class Children:
             self._record()
 
     def tend(self) -> list[str]:
-        """Listen to every heartbeat. There is nothing to tell: what a child does otherwise is seen when it
-        exits.
-        """
+        """Read every heartbeat. Returns no messages: anything else about a child shows when it exits."""
         for child in self.by_name.values():
             child.heartbeat.look()
         return []
 
     def revive(self, silent_s: float = SILENT_S) -> None:
-        """Start again what has ended, and what has been silent for too long, which is killed.
+        """Restart processes that have ended. One that was silent for `silent_s` is killed and restarted.
 
         Raises `HarnessGymError` if one ends again and again.
         """
@@ -98,7 +94,7 @@ class Children:
             self.restart(name)
 
     def kill(self, name: str) -> None:
-        """End a process at once, stopped or not. It counts as one that has exited."""
+        """Kill a process, even a stopped one. `exited` then lists it."""
         self.by_name[name].process.kill()
 
     def exited(self) -> list[tuple[str, int]]:
@@ -108,7 +104,7 @@ class Children:
         ]
 
     def restart(self, name: str) -> None:
-        """Start a process again. Raises `HarnessGymError` if it has died too often within a minute."""
+        """Restart a process. Raises `HarnessGymError` if it died too often within a minute."""
         child = self.by_name[name]
         child.again.add(name, self.log_path(name))
         with interruption_deferred():
@@ -117,12 +113,13 @@ class Children:
             self._record()
 
     def forget(self, name: str) -> None:
-        """A process has done its work."""
+        """Drop a process that has done its work."""
         self.by_name.pop(name).heartbeat.close()
         self._record()
 
     def end_all(self) -> None:
-        """End every process."""
+        """Terminate every process, and kill those that have not ended after 3 s."""
+        # All are asked before any is waited for, so that they shut down side by side.
         for child in self.by_name.values():
             if child.process.poll() is None:
                 child.process.terminate()
@@ -140,14 +137,15 @@ class Children:
             self._record()
 
     def log_path(self, name: str) -> Path:
-        """Where a process writes what it has to say."""
+        """The log file of a process."""
         return self.folder.logs / f"{name}.log"
 
     def last_words(self, name: str) -> str:
-        """The end of a process's log; see `harnessgym.supervisor.processes.last_words`."""
+        """The last lines of a process's log; see `harnessgym.supervisor.processes.last_words`."""
         return last_words(self.log_path(name))
 
     def _spawn(self, spec: ChildSpec) -> tuple[subprocess.Popen[bytes], HeartbeatListener]:
+        # Settings hold the control key, so only the owner may read the file.
         settings = self.folder.root / "services" / f"{spec.name}.json"
         write_json(settings, spec.settings, mode=0o600)
         heartbeat = HeartbeatListener()
@@ -157,6 +155,7 @@ class Children:
         ), heartbeat
 
     def _record(self) -> None:
+        # The start time stands beside the pid: a later supervisor must not end a process that reuses the pid.
         known = {name: identify(child.process.pid) for name, child in self.by_name.items()}
         write_json(
             self.folder.processes_path,

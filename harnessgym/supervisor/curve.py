@@ -1,4 +1,4 @@
-"""The learning curve of a run as a picture."""
+"""Draws the learning curve of a run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def draw_curve(metrics: Sequence[dict[str, float]], summary: dict[str, Any], path: Path) -> None:
-    """Reward per training step with the held-out success before and after, as PNG."""
+    """Write a PNG of the reward per training step, with the held-out success before and after."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -26,7 +26,7 @@ def draw_curve(metrics: Sequence[dict[str, float]], summary: dict[str, Any], pat
             steps, [line["reward"] for line in metrics], marker=".", label="training reward (temperature 1)"
         )
     ends = [0, max(steps, default=0)]
-    # Both are often at the same height: a ring and a dot that fits into it are seen either way.
+    # The two values often coincide: a ring with a dot that fits into it shows both.
     for key, label, style in (
         ("success", "held-out success, temperature 1", {"markersize": 13, "markerfacecolor": "none"}),
         ("greedy", "held-out success, greedy", {"markersize": 6}),

@@ -1,4 +1,4 @@
-"""All processes of a run on this machine: children that inherit the sockets which the supervisor holds."""
+"""The processes of a run on this machine: children that inherit the supervisor's sockets."""
 
 from harnessgym.process import interruption_deferred
 from harnessgym.registry import load
@@ -18,7 +18,7 @@ class LocalProcesses(Children):
         self._sockets: Sockets | None = None
 
     def open(self) -> None:
-        """Open the run's sockets, at which connections queue while a process restarts."""
+        """Open the run's sockets. Connections queue there while a process restarts."""
         with interruption_deferred():
             self._sockets = Sockets(self._engines, self.folder.root / "sockets.json")
 

@@ -1,7 +1,7 @@
-"""`observed.jsonl`: what the dashboard shows, kept beside the trainer's metrics, one line per training step.
+"""`observed.jsonl`: the dashboard's numbers, one line per training step, beside the trainer's metrics.
 
-Names are `kind/what`: `idle/trainer`, `busy/engine-0`, `staleness/1`. Shares are 0 to 1; rates and shares are
-those of the minute before the step was seen.
+Names are `kind/what`: `idle/trainer`, `busy/engine-0`, `staleness/1`. Shares are 0 to 1. Rates and shares
+cover the minute before the step was seen.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ from harnessgym.supervisor.progress import RunProgress
 
 @dataclass
 class Journal:
-    """Writes a line whenever a step is seen that has none."""
+    """Writes a line for each new training step."""
 
     path: Path
     _last: int | None = field(default=None)
 
     def kept(self, look: Callable[[], RunProgress]) -> Callable[[], RunProgress]:
-        """Looks like `look`, and notes what is seen. A disk that takes nothing is for others to notice."""
+        """Wrap `look` so that each progress it returns is noted. Ignores a file that cannot be written."""
 
         def looked() -> RunProgress:
             progress = look()
@@ -33,7 +33,7 @@ class Journal:
         return looked
 
     def note(self, progress: RunProgress) -> None:
-        """Look whether there is a step to write about. Raises `OSError` if the file cannot be written."""
+        """Write a line if there is a new step. Raises `OSError` if the file cannot be written."""
         if self._last is None:
             self._last = max((int(entry["step"]) for entry in StepLines(self.path).read()), default=0)
         if progress.steps > self._last:
@@ -42,7 +42,7 @@ class Journal:
 
 
 def numbers(progress: RunProgress) -> Entry:
-    """A look as flat numbers. What is not known is left out."""
+    """A run's progress as flat numbers. Unknown values are left out."""
     out: Entry = {
         "rate/tokens_per_s": progress.tokens_per_s,
         "rate/rollouts_per_s": progress.rollouts_per_s,

@@ -1,8 +1,7 @@
-"""Whether the calls of a run that trains several policies reach all of them.
+"""Checks that the calls of a run with several policies reach every policy.
 
-A call whose model is the name of no policy is answered by the first one. That is the rule by which a harness
-need not know any name; it also hides a name that is written wrongly, and then a policy learns nothing without
-anybody noticing.
+The first policy answers a call whose model names no policy. This lets a harness ignore policy names, but it
+also hides a misspelt name: a policy would then learn nothing and nobody would notice.
 """
 
 import json
@@ -16,31 +15,31 @@ from harnessgym.store import TraceStore, ledger, policies
 from harnessgym.traces.stored_bodies import StoredBodies
 
 _ROLLOUTS = 8
-"""Rollouts of a step whose requests are read for the names that they ask for."""
+"""Number of rollouts per step whose requests are searched for model names."""
 _BY_RULE = frozenset({"", Endpoint.__dataclass_fields__["model"].default})
-"""Model names that stand for the first policy: none, and the one that harnesses are given."""
+"""Model names that mean the first policy: no name, and the default one that harnesses are given."""
 
 
 @dataclass
 class PolicyCalls:
-    """Looks at each step that a run takes: at the earliest when the first batch is trained."""
+    """Checks each training step of a run, from the first batch on."""
 
     store: TraceStore
     names: Mapping[str, str]
-    """Policy's name to its id, the first policy first."""
+    """Policy ids by name, the first policy first."""
     _steps: dict[str, int] = field(default_factory=dict)
-    """By policy: the newest step that was looked at."""
+    """The newest step checked, by policy."""
     _unreached: set[str] = field(default_factory=set)
-    """Policies that people know to get no calls."""
+    """Policies already reported to get no calls."""
     _unknown: set[str] = field(default_factory=set)
-    """Model names that people know to be no policy's."""
+    """Model names already reported to be no policy's."""
 
     def __post_init__(self) -> None:
         if len(self.names) > 1:
             self._steps = self.store.read(self._newest)
 
     def look(self) -> list[str]:
-        """Warnings about steps that were taken since the last look; each is given once."""
+        """Warnings about steps taken since the last look. Each is given once."""
         if len(self.names) < 2:
             return []
         steps = self.store.read(self._newest)
@@ -82,8 +81,9 @@ class PolicyCalls:
 
 
 def _models(conn: Connection, rollout_ids: list[str]) -> set[str]:
-    """The model names in the requests of some rollouts, side calls left out. A request that names its model
-    in the path has none in its body.
+    """Model names in the requests of some rollouts, without side calls.
+
+    A request that names its model in the URL path has none in its body.
     """
     out: set[str] = set()
     for rollout_id in rollout_ids:

@@ -1,6 +1,4 @@
-"""Before a run starts: everything its configuration names is looked up, and its folder is claimed. Nothing
-is spawned yet.
-"""
+"""Prepares a run: looks up everything its configuration names and claims its folder. Spawns nothing."""
 
 import fcntl
 import json
@@ -33,8 +31,8 @@ _PLACING: Any = {
     "engine": {"outside"},
     "trainer": {"processes", "device"},
 }
-"""What may change between two starts of a run: where its processes and modules are, and its numbers go, is
-no part of it. A database may move, too: whether it holds the run is known by the run's id."""
+"""Settings that may change between two starts of a run: where processes and modules are and where metrics
+go. The database may move too, because the run is found in it by its id."""
 NOTHING_TO_EXTEND = "--extend: {} holds no run to lengthen. Leave --extend out to start one."
 _UPDATE_SETTINGS = "trainers.update_settings:settings_of"
 _PPO_SETTINGS = "trainers.ppo_settings:ppo_settings_of"
@@ -44,12 +42,11 @@ _ADVANTAGE_SETTINGS = "trainers.advantages.estimator:checked_settings"
 def prepare(
     config: RunConfig, root: Path, notify: Notify = lambda _: None, *, extend: bool = False
 ) -> RunFolder:
-    """Make a run's folder, or take up the one that is there. `notify` gets a line for each thing that is
-    allowed and probably not meant: tasks that were never checked, settings that have no effect. `extend` lets
-    `trainer.steps` grow.
+    """Make a run's folder, or reuse the existing one.
 
-    Raises `ConfigError`, naming the setting, for what cannot be run, and for a folder that belongs to another
-    configuration.
+    `notify` gets a line for each setting that is allowed but probably a mistake: unchecked tasks, settings
+    without effect. `extend` lets `trainer.steps` grow. Raises `ConfigError`, naming the setting, for a
+    configuration that cannot run and for a folder that belongs to another configuration.
     """
     folder = RunFolder(root.resolve())
     config = resolved(config)
@@ -90,7 +87,7 @@ def prepare(
 
 
 def resolved(config: RunConfig) -> RunConfig:
-    """The same with absolute paths."""
+    """The configuration with absolute paths."""
     paths = {
         "code": tuple(dict.fromkeys(str(Path(each).resolve()) for each in (*config.code, "."))),
         "policy": _resolved(config.policy),
@@ -105,7 +102,7 @@ def _resolved(policy: P) -> P:
 
 
 def essence(config: RunConfig, *, but_for_steps: bool = False) -> dict[str, Any]:
-    """What makes a run the run it is."""
+    """The settings that must not change between two starts of a run."""
     told = config.model_dump(mode="json", exclude=_PLACING)
     if but_for_steps:
         del told["trainer"]["steps"]
@@ -113,7 +110,7 @@ def essence(config: RunConfig, *, but_for_steps: bool = False) -> dict[str, Any]
 
 
 def refuse_changes(recorded: RunConfig, config: RunConfig, root: Path, *, extend: bool) -> None:
-    """Raises `ConfigError` for another configuration than that of the run in a folder.
+    """Raises `ConfigError` if a configuration differs from that of the run in a folder.
 
     `extend` lets `trainer.steps` grow.
     """
@@ -140,9 +137,7 @@ def refuse_changes(recorded: RunConfig, config: RunConfig, root: Path, *, extend
 
 
 def _recorded(folder: RunFolder) -> RunConfig:
-    """The configuration of the run that the folder holds. Raises `ConfigError` if this release cannot read
-    it.
-    """
+    """The configuration recorded in a folder. Raises `ConfigError` if this release cannot read it."""
     try:
         return folder.config()
     except ConfigError as error:
@@ -152,13 +147,14 @@ def _recorded(folder: RunFolder) -> RunConfig:
 
 
 def claim_folder(folder: RunFolder) -> int:
-    """Refuse a second supervisor of the same run. Returns a descriptor that holds the claim until it, or the
-    process, ends.
+    """Claim a run folder. Returns a descriptor that holds the claim until it is closed or the process ends.
 
-    Raises `ConfigError`.
+    Raises `ConfigError` if another supervisor holds it.
     """
     path = folder.root / "supervisor.pid"
     path.parent.mkdir(parents=True, exist_ok=True)
+    # The kernel releases a flock when its process dies, so a killed supervisor leaves no stale claim.
+    # CLOEXEC keeps child processes from inheriting the lock and outliving the supervisor with it.
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -180,10 +176,9 @@ def claim_folder(folder: RunFolder) -> int:
 
 
 def choose_sandbox(config: RunConfig, notify: Notify, lacks: Callable[[str], str | None]) -> str:
-    """The configured backend, or its fallback, announced, where nodes lack it. Raises `ConfigError` without
-    one.
+    """The configured sandbox backend, or its fallback, which is announced, if nodes cannot use it.
 
-    `lacks` says why nodes cannot use a backend.
+    `lacks` returns why nodes cannot use a backend. Raises `ConfigError` if there is no fallback.
     """
     problem = lacks(config.sandbox.backend)
     if problem is None:
@@ -195,7 +190,7 @@ def choose_sandbox(config: RunConfig, notify: Notify, lacks: Callable[[str], str
 
 
 def _check_names(config: RunConfig) -> None:
-    """Look up every name. Algorithms are only looked up in the registry: loading them would load torch."""
+    """Look up every name. Registered algorithms are not loaded, because that would import torch."""
     for section in config.harnesses:
         _load(f"harness {section.name!r}", "harness", section.type)
         try:
@@ -230,7 +225,7 @@ def _check_names(config: RunConfig) -> None:
 
 
 def _unapplied(config: RunConfig) -> list[str]:
-    """Settings that were given and are those of our own algorithms, where the run names another."""
+    """Settings given for our own algorithms in a run that names another algorithm."""
     trainer = config.trainer
     if trainer.algorithm in names("algorithm"):
         return []
@@ -243,7 +238,7 @@ def _unapplied(config: RunConfig) -> list[str]:
 
 
 def _check_sink(name: str) -> None:
-    """Raises `ConfigError` if a sink is not known, or what it needs is not installed."""
+    """Raises `ConfigError` for an unknown sink, or one whose package is not installed."""
     needed = _load("metrics.sinks", "sink", name).needs
     found = find_spec(needed)
     if found is None or found.origin is None:  # a folder of that name is no package
@@ -252,9 +247,7 @@ def _check_sink(name: str) -> None:
 
 
 def _check_tasks(config: RunConfig, notify: Notify) -> None:
-    """There must be tasks, and none that failed when it was checked. What is unchecked or was left out is
-    told.
-    """
+    """Raises `ConfigError` without tasks, or if some failed their check. Notes unchecked and omitted ones."""
     spec = config.tasks.set
     found = _named("tasks.set", "task_set", lambda: task_set(spec))
     training = found.tasks("train")
@@ -274,12 +267,12 @@ def _check_tasks(config: RunConfig, notify: Notify) -> None:
 
 
 def _load(setting: str, kind: Kind, name: str) -> Any:
-    """What a setting names. Raises `ConfigError` that says which setting, and what is known."""
+    """Load what a setting names. Raises `ConfigError` that names the setting and the known names."""
     return _named(setting, kind, lambda: load(kind, name))
 
 
 def _named(setting: str, kind: Kind, find: Callable[[], T]) -> T:
-    """What is found for a setting. Raises `ConfigError` that says which setting, and what is known."""
+    """The result of `find`. Raises `ConfigError` that names the setting and the known names."""
     try:
         return find()
     except ConfigError as error:
@@ -288,7 +281,7 @@ def _named(setting: str, kind: Kind, find: Callable[[], T]) -> T:
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """Dotted settings that differ, with both values."""
+    """Dotted names of settings that differ, with both values."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted({*old, *new})
         return [

@@ -1,4 +1,4 @@
-"""What the processes of a run are told, wherever they run."""
+"""The settings of a run's processes, wherever they run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ _TRAINER = "trainer-"
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """The settings of each process of one run. Where they listen is added by whoever starts them."""
+    """The settings of each process of one run. Whoever starts a process adds where it listens."""
 
     folder: RunFolder
     config: RunConfig
@@ -22,11 +22,11 @@ class Orders:
     policy_id: str
     control_key: str
     sandbox: str
-    """Backend that nodes use."""
+    """Sandbox backend that nodes use."""
     training: bool
-    """Whether there is anything left to train."""
+    """Whether any training is left."""
     policy_ids: Mapping[str, str] = field(default_factory=dict)
-    """By name, where there are several."""
+    """Policy ids by name, if there are several."""
 
     @property
     def engines(self) -> list[str]:
@@ -35,16 +35,16 @@ class Orders:
 
     @property
     def trainers(self) -> list[str]:
-        """Names of the trainer processes, one a policy."""
+        """Names of the trainer processes, one per policy."""
         return ["trainer", *(f"{_TRAINER}{policy.name}" for policy in self.config.policies)]
 
     @property
     def outside(self) -> list[str]:
-        """Names of the outside engines, and of the weight agents that follow them."""
+        """Names of the outside engines, which are also those of their weight agents."""
         return outside_names(self.config)
 
     def proxy(self) -> Settings:
-        """Of the proxy."""
+        """Settings of the proxy."""
         several = [
             {"id": self.policy_ids[each.name], "name": each.name, "path": each.path} for each in self._several
         ]
@@ -64,7 +64,7 @@ class Orders:
         )
 
     def engine(self, name: str, address: str, control_url: str) -> Settings:
-        """Of the engine that the proxy reaches at `address`."""
+        """Settings of the engine that the proxy reaches at `address`."""
         index = self.engines.index(name)
         policy = next(
             each for each in self.config.all_policies if each.name == self.config.engine_policies[index]
@@ -76,12 +76,13 @@ class Orders:
             "max_batch": self.config.engine.max_batch,
             "max_length": self.config.engine.max_length,
             "threads": self.config.supervisor.threads,
+            # Engines with one seed would sample the same noise.
             "seed": self.config.seed + index,
             "agent": self._agent(policy.name, control_url) | {"address": address},
         }
 
     def weights_agent(self, name: str, control_url: str) -> Settings:
-        """Of the agent that follows an outside engine."""
+        """Settings of the weight agent of an outside engine."""
         engine = self.config.engine.outside[self.outside.index(name)]
         outside = {
             "engine": engine.kind,
@@ -92,7 +93,7 @@ class Orders:
         return self._agent(engine.policy or self.config.policy.name, control_url) | outside
 
     def node(self, name: str, control_url: str, proxy_url: str, socket_dir: Path | None = None) -> Settings:
-        """Of a node; without a folder of the proxy's socket it makes its own way to the proxy."""
+        """Settings of a node. Without `socket_dir` it relays its own socket to `proxy_url`."""
         return {
             "run": str(self.folder.root),
             "run_id": self.run_id,
@@ -105,14 +106,14 @@ class Orders:
         }
 
     def trainer(self, name: str = "trainer") -> Settings:
-        """Of a trainer."""
+        """Settings of a trainer."""
         settings: Settings = {"run": str(self.folder.root)}
         if name.startswith(_TRAINER):
             settings["policy"] = name.removeprefix(_TRAINER)
         return settings
 
     def _agent(self, policy: str, control_url: str) -> Settings:
-        """What every weight agent of a policy is told."""
+        """Settings that all weight agents of a policy share."""
         return {
             "store": self.folder.store_url(),
             "policy_id": self.policy_ids.get(policy, self.policy_id),
@@ -129,5 +130,5 @@ class Orders:
 
 
 def outside_names(config: RunConfig) -> list[str]:
-    """Names of a run's outside engines, in the order of its settings."""
+    """Names of a run's outside engines in the order of its settings."""
     return [engine.name for engine in config.engine.outside]

@@ -1,6 +1,4 @@
-"""What the supervisor needs of the processes of a run, wherever they run: on this machine, or on a
-cluster.
-"""
+"""The interface between the supervisor and a run's processes, on this machine or on a cluster."""
 
 import time
 from collections import deque
@@ -15,7 +13,7 @@ from harnessgym.run_folder import RunFolder
 from harnessgym.supervisor.process_settings import Orders
 
 FATAL_EXIT = 2
-"""Exit status of an error that a restart cannot mend; its message is the last line of the log."""
+"""Exit status of an error that a restart cannot fix. Its message is the last line of the log."""
 _WINDOW_S = 60.0
 
 
@@ -24,40 +22,40 @@ class ManagedProcess(Protocol):
 
     @property
     def restarts(self) -> int:
-        """How often it was started again."""
+        """How often it was restarted."""
         ...
 
     @property
     def where(self) -> str:
-        """Where it runs, for people."""
+        """Where it runs, for messages."""
         ...
 
     @property
     def silence(self) -> Silence:
-        """How long nothing was heard of it, when the processes were last tended."""
+        """How long it had sent no heartbeat when `Processes.tend` last ran."""
         ...
 
 
 class Processes(Protocol):
     """All processes of one run.
 
-    Their names are `proxy`, `engine-N`, `node` or `node-N`, `trainer`, and `trainer-NAME` for further
-    policies. Agents of outside engines are called as these are, `vllm-HOST-PORT`.
+    Names are `proxy`, `engine-N`, `node` or `node-N`, `trainer`, and `trainer-NAME` for further policies. The
+    weight agent of an outside engine has the engine's name, `vllm-HOST-PORT`.
     """
 
     folder: RunFolder
 
     @property
     def by_name(self) -> Mapping[str, ManagedProcess]:
-        """Those that are there."""
+        """The present processes."""
         ...
 
     def end_leftovers(self) -> list[str]:
-        """End what an earlier supervisor of this run left running. Returns names."""
+        """End processes that an earlier supervisor of this run left running. Returns their names."""
         ...
 
     def open(self) -> None:
-        """Make what is held for the processes while they come and go: places, listening sockets."""
+        """Make what outlives single processes: process slots, listening sockets."""
         ...
 
     def lacks(self, backend: str) -> str | None:
@@ -65,59 +63,57 @@ class Processes(Protocol):
         ...
 
     def start_all(self, orders: Orders) -> None:
-        """Start every process. Raises `HarnessGymError` if one cannot be."""
+        """Start every process. Raises `HarnessGymError` if one cannot be started."""
         ...
 
     def tend(self) -> list[str]:
-        """Do what is to be done from time to time, without waiting for anything. Returns what people
-        should be told.
-        """
+        """Do periodic work without waiting for anything. Returns messages for people."""
         ...
 
     def exited(self) -> list[tuple[str, int]]:
-        """Processes that have ended, with their exit status, negative for a signal."""
+        """Processes that have ended with their exit status, which is negative for a signal."""
         ...
 
     def kill(self, name: str) -> None:
-        """End a process at once, without waiting until it has ended. It counts as one that has exited."""
+        """Kill a process without waiting for its end. `exited` then lists it."""
         ...
 
     def restart(self, name: str) -> None:
-        """Start a process again. Raises `HarnessGymError` if it has ended too often within a minute."""
+        """Restart a process. Raises `HarnessGymError` if it ended too often within a minute."""
         ...
 
     def forget(self, name: str) -> None:
-        """A process has done its work."""
+        """Drop a process that has done its work."""
         ...
 
     def close(self) -> None:
-        """End every process, and let go of what was made for them."""
+        """End every process and release what `open` made."""
         ...
 
     def log_path(self, name: str) -> Path:
-        """Where a process writes what it has to say."""
+        """The log file of a process."""
         ...
 
     def last_words(self, name: str) -> str:
-        """The end of a process's log."""
+        """The last lines of a process's log."""
         ...
 
 
 def restarts(processes: Processes) -> int:
-    """How often processes that still are there were started again."""
+    """Restarts of the present processes, summed."""
     return sum(process.restarts for process in processes.by_name.values())
 
 
 @dataclass
 class Restarts:
-    """How often a process was started again, at most `limit` times within a minute."""
+    """Counts a process's restarts and allows at most `limit` within a minute."""
 
     limit: int
     count: int = 0
     _recent: deque[float] = field(default_factory=deque)
 
     def add(self, name: str, log: Path) -> None:
-        """Count one more. Raises `HarnessGymError`, with the end of the log, if that is too many."""
+        """Count a restart. Raises `HarnessGymError` with the end of the log if there were too many."""
         now = time.monotonic()
         while self._recent and now - self._recent[0] > _WINDOW_S:
             self._recent.popleft()
@@ -132,9 +128,7 @@ class Restarts:
 
 
 def last_words(log: Path, size: int = 1_500) -> str:
-    """The end of a process's log: the error it ended with, if it is one of ours, else its last `size`
-    bytes.
-    """
+    """The end of a process's log: its final error if that is one of ours, else the last `size` bytes."""
     try:
         text = log.read_bytes()[-4 * size :].decode(errors="replace").strip()
     except FileNotFoundError:

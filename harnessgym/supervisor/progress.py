@@ -1,8 +1,9 @@
-"""What a run looks like from outside: the numbers of the live dashboard, read from its folder and its store.
+"""The numbers of the live dashboard, read from a run's folder and its store.
 
-Nothing here belongs to the process that serves the run: `harnessgym watch` looks at one that another serves,
-or that has ended. A look costs what is new since the last one, not what the store holds or how many steps
-there were; but failed attempts and groups by state are counted by the database, over an index of them.
+Nothing here needs the process that serves the run: `harnessgym watch` can look at a run of another process or
+at one that has ended. The cost of a look depends on what is new since the last one, not on the size of the
+store or the number of steps. The exceptions are failed attempts and groups by state, which the database
+counts over an index.
 """
 
 import json
@@ -32,11 +33,11 @@ from harnessgym.store.workers import EMBEDDED, GONE, WorkerRow
 
 _WINDOW_S = 60.0
 _LATE_S = 2.0
-"""A row may become visible so long after its id was made."""
+"""A row may become visible this long after its id was made."""
 _LEDGER_S = 3_600.0
 _REWARDS = 256
 _STEPS = 8
-"""Steps that the trainer's shares and the time left are means of."""
+"""Number of steps over which the trainer's shares and the time left are averaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class TrainerUse:
     """How the trainer spent its last few steps."""
 
     idle: float
-    """Share of the time in which it waited for rollouts, 0 to 1."""
+    """Share of the time spent waiting for rollouts, 0 to 1."""
     wait_s: float
     """Seconds it waited per step."""
     step_s: float
@@ -55,80 +56,79 @@ class TrainerUse:
 
 @dataclass(frozen=True, slots=True)
 class PolicyProgress:
-    """How far one of several policies is."""
+    """The progress of one of several policies."""
 
     name: str
     version: int
-    """Newest, -1 before there is one."""
+    """Newest version, -1 before there is one."""
     steps: int
     metrics: Entry
-    """Of its last training step."""
+    """Metrics of its last training step."""
     trainer: TrainerUse | None
 
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """One look at a run. Rates and shares are those of the last minute."""
+    """The state of a run at one look. Rates and shares cover the last minute."""
 
     name: str
     status: str
     done: int
-    """Of this phase: training steps, or groups that were evaluated."""
+    """Training steps taken or groups evaluated in this phase."""
     total: int
     left_s: float | None
-    """Seconds that this phase still takes at its present pace; None where that is unknown."""
+    """Seconds until this phase ends at its present pace; None if unknown."""
     steps: int
-    """Training steps that were taken."""
+    """Training steps taken."""
     metrics: Entry
-    """Of the last training step."""
+    """Metrics of the last training step."""
     rewards: tuple[float, ...]
-    """Mean reward per step, of the newest steps."""
+    """Mean reward of each of the newest steps."""
     trainer: TrainerUse | None
     engines: tuple[tuple[WorkerRow, WorkerUse], ...]
     stages: Mapping[str, tuple[int, StageUse]]
-    """By name: its places, and how they were used."""
+    """Stage name to its places and how they were used."""
     processors: Mapping[str, float | None]
-    """Cores that each process keeps busy."""
+    """CPU cores that each process keeps busy."""
     recorded: bool
-    """Whether a supervisor has recorded processes on this machine; on a cluster it does not."""
+    """Whether a supervisor recorded processes on this machine; on a cluster it does not."""
     nodes: int
     """Nodes that take rollouts."""
     running: int
     pending: int
     failed: int
-    """Attempts at rollouts that infrastructure errors ended, since the run began."""
+    """Rollout attempts that ended with an infrastructure error since the run began."""
     failures: Mapping[str, int]
-    """Those of the last minute, by cause."""
+    """Failed attempts of the last minute by cause."""
     groups: Mapping[str, int]
-    """Groups to train on, by state: open, complete, dropped."""
+    """Training groups by state: open, complete, dropped."""
     eta: int
     staleness: Mapping[int, int]
-    """Trained tokens of the last hour by their rollout's staleness (of its oldest token)."""
+    """Tokens trained in the last hour by the staleness of their rollout's oldest token."""
     staleness_of_step: Mapping[int, int]
-    """The same, of the newest step."""
+    """The same for the newest step."""
     versions: tuple[PolicyVersion, ...]
-    """The newest, oldest first."""
+    """The newest versions, oldest first."""
     counters: Mapping[str, float]
-    """What the trainer dropped, put back or trained again, as far as its metrics say; the sums over all
-    steps."""
+    """What the trainer dropped, requeued or replayed, summed over the metrics of all steps."""
     tokens_per_s: float
     rollouts_per_s: float
     sinks: Mapping[str, SinkStatus]
-    """How the metrics sinks stand, by name."""
+    """State of each metrics sink by name."""
     restarts: int | None
-    """Processes that were started again; None where only the supervisor knows."""
+    """Restarted processes; None if only the supervisor knows."""
     silent: Mapping[str, float] = field(default_factory=dict)
-    """Processes of which nothing is heard: name to for how many seconds."""
+    """Silent processes: name to seconds without a heartbeat."""
     policies: Mapping[str, PolicyProgress] = field(default_factory=dict)
-    """By id, where there are several: all of them, the first one first. What is above is the first one's."""
+    """All policies by id if there are several, the first one first. The fields above are the first one's."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What one read of the store says. Reading changes nothing: a read may run twice."""
+    """The result of one read of the store. The read must change nothing, because it may run twice."""
 
     now: float
-    """The moment to look at by the database's clock: of a run that has ended, its end."""
+    """The database's time of the look; for a run that has ended, its end."""
     run: RunRow
     engines: Sequence[WorkerRow]
     nodes: int
@@ -137,23 +137,21 @@ class _Seen:
     failed: int
     groups: Mapping[str, int]
     evaluated: tuple[int, int]
-    """Groups of the present evaluation that are judged, and all."""
+    """Judged groups of the present evaluation, and all its groups."""
     versions: Sequence[PolicyVersion]
     calls: Sequence[RecentCall]
-    """Those that are new, and those that were open at the last look."""
+    """New calls, and those that were open at the last look."""
     rollouts: Sequence[RecentRollout]
-    """Those that run, or may have ended since the last look; of other runs too."""
+    """Rollouts that run or may have ended since the last look, including other runs' rollouts."""
     trained: Sequence[TrainedTokens]
-    """What is new in the ledger."""
+    """New rows of the ledger."""
     policies: Mapping[str, tuple[str, int]]
-    """Name and newest version by id, where there are several."""
+    """Name and newest version by policy id, if there are several."""
 
 
 @dataclass
 class RunObserver:
-    """Looks at a run again and again. `restarts` counts processes that were started again, for those who
-    know.
-    """
+    """Looks at a run repeatedly. `restarts` counts restarted processes, where the caller knows them."""
 
     folder: RunFolder
     store: TraceStore
@@ -161,23 +159,23 @@ class RunObserver:
     _config: RunConfig = field(init=False)
     _lines: StepLines = field(init=False)
     _of_policy: dict[str, StepLines] = field(init=False)
-    """By name of the policy."""
+    """Metrics lines by policy name."""
     _processors: Processors = field(init=False)
     _window: Window = field(default_factory=lambda: Window(_WINDOW_S))
     _known: set[str] = field(default_factory=set)
-    """Rollouts of this run that were seen running and not yet seen ended."""
+    """Rollouts of this run seen running and not yet seen ended."""
     _foreign: set[str] = field(default_factory=set)
-    """Rollouts of other runs in the same database, seen of late."""
+    """Rollouts of other runs in the same database that recent calls belong to."""
     _trained: StalenessCounts = field(default_factory=StalenessCounts)
     _from: float = 0.0
-    """When the first call was made that is known; 0.0 before there is one."""
+    """Time of the first known call; 0.0 before there is one."""
     _looked: float = 0.0
     _sums: Counter[str] = field(default_factory=Counter)
-    """What the trainer counted in the first `_summed` lines, of which `_rewritten` were rewritten."""
+    """Sums over the first `_summed` lines. `_rewritten` tells whether old lines have changed since."""
     _summed: int = 0
     _rewritten: int = 0
     _evaluated: tuple[str, float, int] = ("", 0.0, 0)
-    """An evaluation, when it was first looked at, and its judged groups then."""
+    """An evaluation's status, when it was first looked at, and its judged groups then."""
 
     def __post_init__(self) -> None:
         self._config = self.folder.config()
@@ -188,7 +186,7 @@ class RunObserver:
         self._processors = Processors(self.folder.processes_path)
 
     def look(self) -> RunProgress:
-        """The run as it is now. Raises `StoreError` if its store has no run yet."""
+        """The run's present state. Raises `StoreError` if its store has no run yet."""
         seen = self.store.read(self._read)
         self._follow(seen)
         lines = self._lines.read()
@@ -242,7 +240,7 @@ class RunObserver:
         return out
 
     def _counted(self, lines: Sequence[Entry]) -> dict[str, float]:
-        """`counters` of all lines, of which only the new ones are looked at, unless old ones have changed."""
+        """`counters` of all lines. Adds only the new lines unless old ones have changed."""
         if self._lines.rewritten != self._rewritten:
             self._sums = Counter()
             self._summed = 0
@@ -252,9 +250,7 @@ class RunObserver:
         return dict(self._sums)
 
     def _stages(self, nodes: int) -> dict[str, tuple[int, StageUse]]:
-        """Places on all nodes, and use of each stage. Estimates from few rollouts may exceed them, which
-        nothing else can.
-        """
+        """Places of each stage on all nodes, and its use: an estimate, so it is capped at the places."""
         node = self._config.node
         used = self._window.stages()
         places = {
@@ -273,10 +269,11 @@ class RunObserver:
         if run is None:
             raise StoreError(f"{self.folder.root} has no run in its store; `harnessgym train` starts one.")
         now = clock.read(conn) if run.ended_at is None else run.ended_at
+        # Reach back a little: a slow transaction may commit a row whose time is before the last look.
         since = self._looked - _LATE_S if self._looked else now - _WINDOW_S
         calls = recent.calls_since(conn, since) + recent.calls_of(conn, self._window.open_calls)
         running = recent.running(conn, run.id)
-        # A rollout that ends was running at an earlier look, or has made a call of late.
+        # A rollout that has ended was running at an earlier look or has made a recent call.
         asked = {call.rollout_id for call in calls} - self._foreign | self._known | set(running)
         policy = recent.policy_of(conn, run.id, self._config.policy.name)
         after = self._trained.last_id or recent.id_at(now - _LEDGER_S)
@@ -306,7 +303,7 @@ class RunObserver:
         return out
 
     def _follow(self, seen: _Seen) -> None:
-        """Move the window and the ledger's counts on."""
+        """Advance the window and the ledger's counts."""
         now, called = seen.now, {call.rollout_id for call in seen.calls}
         own = [rollout for rollout in seen.rollouts if rollout.run_id == seen.run.id]
         others = {rollout.id for rollout in seen.rollouts} - {rollout.id for rollout in own}
@@ -334,7 +331,7 @@ class RunObserver:
 
 
 def trainer_use(lines: Sequence[Entry]) -> TrainerUse | None:
-    """How the trainer spent the steps of some lines; None if they do not say."""
+    """How the trainer spent the steps of these lines; None if they have no times."""
     told = [line for line in lines if "wait_s" in line and "step_s" in line]
     if not told:
         return None
@@ -345,9 +342,7 @@ def trainer_use(lines: Sequence[Entry]) -> TrainerUse | None:
 
 
 def counters(lines: Sequence[Entry]) -> dict[str, float]:
-    """Sums of what trainers count per step: every number whose name begins with dropped, requeued or
-    replayed.
-    """
+    """Sums of every per-step number whose name begins with dropped, requeued or replayed."""
     out: dict[str, float] = {}
     for line in lines:
         for name, value in line.items():
@@ -357,14 +352,12 @@ def counters(lines: Sequence[Entry]) -> dict[str, float]:
 
 
 def read_metrics(folder: RunFolder) -> Sequence[Entry]:
-    """One entry per training step in order. A step logged twice around a crash counts once, a line cut off
-    not at all.
-    """
+    """One entry per training step, in order. A step logged twice counts once; a truncated line is skipped."""
     return StepLines(folder.metrics_path).read()
 
 
 def _silent(path: Path) -> dict[str, float]:
-    """What the supervisor has written down of silent processes: for how many seconds."""
+    """Seconds of silence by process, from the supervisor's file."""
     try:
         since: dict[str, float] = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
@@ -373,8 +366,9 @@ def _silent(path: Path) -> dict[str, float]:
 
 
 def _as_heard(row: WorkerRow, silent: Mapping[str, float]) -> WorkerRow:
-    """An engine that the run started, whose state was recorded before it fell silent. Of others only the
-    agent is silent.
+    """The row of a silent engine with that state, which it cannot record itself.
+
+    Only for engines the run started: of an outside engine only the weight agent is silent.
     """
     return (
         replace(row, state="silent")

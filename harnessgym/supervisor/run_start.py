@@ -1,7 +1,7 @@
-"""The start of a run: of a new one, of one that goes on where it stood, or of one that is lengthened.
+"""Starts a run: a new one, one that resumes, or one that is lengthened.
 
-Nothing is spawned yet. The folder must be claimed (`claim_folder`): the run's processes read what is written
-here.
+Spawns nothing. The folder must be claimed first (`claim_folder`), because the run's processes read what is
+written here.
 """
 
 from dataclasses import dataclass
@@ -29,16 +29,16 @@ _RESULTS = ("summary.json", "curve.png")
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """What a start of a run is."""
+    """What a start does with a run."""
 
     run_id: str
     kind: Kind
     step: int
-    """Steps that were taken."""
+    """Steps taken so far."""
     steps: int
-    """Steps that the run is to have."""
+    """Steps the run will have."""
     before: int
-    """Those that it was to have; other than `steps` if it is extended."""
+    """Steps it had before this start; different from `steps` if it is extended."""
 
     def __str__(self) -> str:
         if self.kind == "starts":
@@ -62,11 +62,10 @@ def _counted(steps: int) -> str:
 def start_run(
     folder: RunFolder, config: RunConfig, notify: Notify = lambda _: None, *, extend: bool = False
 ) -> RunStart:
-    """Enter the run of a folder that `prepare` made in its database, or find it there; lengthen it if
-    `extend`.
+    """Enter the run of a folder from `prepare` in its database, or find it there. `extend` lengthens it.
 
-    Raises `ConfigError` if the database holds another run than the folder's, or none where it held one; and
-    for a configuration that is not the run's.
+    Raises `ConfigError` if the database holds a different run, if it no longer holds the folder's run, or if
+    the configuration is not the run's.
     """
     config = resolved(config)
     older = TraceStore.outdated(folder.store_url(config))
@@ -83,8 +82,8 @@ def start_run(
         if before < config.trainer.steps:
             _set_results_aside(folder, before)
             store.write(lambda conn: _extend(conn, run, config, before))
-    # After the store: if this is cut off in between, the next start reads the new length from there. The other
-    # way round, it would take the old evaluation for that of the longer run.
+    # Written after the store: if this is interrupted in between, the next start reads the new length from the
+    # store. In the other order it would take the old evaluation for that of the longer run.
     if folder.config() != config:
         write_json(folder.config_path, config.model_dump(mode="json"), mode=0o600)
     kind: Kind = "finished" if run.status == "done" else "continues"
@@ -104,7 +103,7 @@ def _find(folder: RunFolder, store: TraceStore, config: RunConfig) -> RunRow | N
 
 
 def _enter(folder: RunFolder, store: TraceStore, config: RunConfig, *, extend: bool) -> RunStart:
-    """A new run, or one whose first start was interrupted before it was in the database."""
+    """Enter a new run, or one whose first start was interrupted before it reached the database."""
     if extend:
         raise ConfigError(NOTHING_TO_EXTEND.format(folder.root))
     write_json(folder.config_path, config.model_dump(mode="json"), mode=0o600)
@@ -118,7 +117,7 @@ def _insert(conn: Connection, run_id: str, config: RunConfig) -> None:
 
 
 def _matches(run: RunRow, config: RunConfig) -> bool:
-    """Whether a run that the folder does not name has its configuration."""
+    """Whether a run that the folder does not name has the same configuration."""
     try:
         stored = validate(RunConfig, run.config, "the database")
     except ConfigError:
@@ -127,7 +126,7 @@ def _matches(run: RunRow, config: RunConfig) -> bool:
 
 
 def _refuse_other(folder: RunFolder, config: RunConfig, run: RunRow, *, extend: bool) -> int:
-    """The steps that the run was to have. Raises `ConfigError` unless the configuration is the database's."""
+    """The run's recorded steps. Raises `ConfigError` if the configuration differs from the database's."""
     try:
         stored = validate(RunConfig, run.config, f"run {run.id}")
     except ConfigError as error:
@@ -137,7 +136,7 @@ def _refuse_other(folder: RunFolder, config: RunConfig, run: RunRow, *, extend: 
 
 
 def _settle_in(folder: RunFolder, store: TraceStore, config: RunConfig, run: RunRow) -> None:
-    """Say where the run's folder is, which may have been moved or copied."""
+    """Record where the run's folder is. It may have been moved or copied."""
     store.read(partial(forget_processes, folder=folder, run=run))
 
     def relocate(conn: Connection) -> None:
@@ -152,16 +151,16 @@ def _settle_in(folder: RunFolder, store: TraceStore, config: RunConfig, run: Run
 
 
 def _trained_steps(conn: Connection, run_id: str) -> int:
-    """Steps of the policy that is furthest behind."""
+    """Steps of the policy furthest behind."""
     newest = [policies.latest(conn, policy_id) for policy_id in policies.of_run(conn, run_id).values()]
     return min((0 if latest is None else latest.step for latest in newest), default=0)
 
 
 def _extend(conn: Connection, run: RunRow, config: RunConfig, before: int) -> None:
-    """Let the run go on with training. Doing it again changes nothing.
+    """Return the run to training. Idempotent.
 
-    Its evaluation after training keeps its rollouts, under a purpose that says after how many steps: the next
-    one is of other weights, and a summary must not mix them.
+    The rollouts of its evaluation after training stay, under a purpose that names the steps: the next
+    evaluation is of other weights, and a summary must not mix them.
     """
     runs.lock(conn, run.id)
     for purpose in EVALUATIONS["evaluating_after"]:
@@ -173,7 +172,7 @@ def _extend(conn: Connection, run: RunRow, config: RunConfig, before: int) -> No
 
 
 def _set_results_aside(folder: RunFolder, steps: int) -> None:
-    """Keep the results of a run that is lengthened, under names that say at how many steps they were."""
+    """Rename the results of a run before it is lengthened, so that they name their number of steps."""
     for name in _RESULTS:
         path = folder.root / name
         if path.exists():
@@ -181,7 +180,7 @@ def _set_results_aside(folder: RunFolder, steps: int) -> None:
 
 
 def _say_missing_checkpoint(folder: RunFolder, config: RunConfig, step: int, notify: Notify) -> None:
-    """Our own algorithms resume from a checkpoint. Without one, only the published weights are left."""
+    """Warn if one of our own algorithms has no checkpoint to resume from, only the published weights."""
     if step == 0 or config.trainer.algorithm not in names("algorithm"):
         return
     for policy in config.all_policies:

@@ -1,10 +1,10 @@
-"""Silent processes: named, shown on the dashboard, and replaced where they are the run's own.
+"""Reports silent processes, shows them on the dashboard, and kills those the run started.
 
-A process that was stopped, or whose event loop hangs, has no exit status, so nobody would start it again.
-Each process of a run has a heartbeat (`harnessgym.heartbeat`). One that has sent none for
-`supervisor.silent_s` is killed, which ends a stopped process too, and counts as one that died. Engines that
-the run did not start are never killed: their weight agents say that they do not answer, and calls go to
-others.
+A process that is stopped, or whose event loop hangs, has no exit status, so it would never be restarted. Each
+process of a run therefore has a heartbeat (`harnessgym.heartbeat`). One that sends none for
+`supervisor.silent_s` is killed, which works on a stopped process too, and is restarted like one that died.
+Engines that the run did not start are never killed: their weight agents report them, and calls go to other
+engines.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from harnessgym.supervisor.processes import ManagedProcess, Processes
 
 _SHOWN_SHARE = 0.25
 _SHOWN_S = 2.0
-"""A process is shown as silent after this part of the limit, and not before so many seconds."""
+"""A process is shown as silent after this share of the limit, but not before this many seconds."""
 _OUTSIDE_S = 2.0
-"""Time between two looks at engines that the run did not start."""
+"""Seconds between two looks at engines that the run did not start."""
 
 
 class SilenceWatch:
-    """Looks at the processes of a run, and writes to `path` which are silent now, for the dashboard."""
+    """Watches the processes of a run and writes the silent ones to `path` for the dashboard."""
 
     def __init__(
         self, store: TraceStore, run_id: str, processes: Processes, limit_s: float, path: Path
@@ -36,14 +36,14 @@ class SilenceWatch:
         self.limit_s = limit_s
         self.path = path
         self._killed: dict[str, int] = {}
-        """Name to the restarts that it had: it is not killed again before it has been started again."""
+        """Restarts of each killed process at that time: it is not killed again before it was restarted."""
         self._shown: frozenset[str] = frozenset()
         self._outside: frozenset[str] = frozenset()
-        """Engines that the run did not start and that were silent at the last look."""
+        """Engines, not started by the run, that were silent at the last look."""
         self._looked = 0.0
 
     def look(self) -> list[str]:
-        """Kill what has been silent for too long. Returns what people should be told."""
+        """Kill processes that were silent for too long. Returns messages for people."""
         over = [
             (name, process) for name, process in self.processes.by_name.items() if self._over(name, process)
         ]
@@ -54,7 +54,7 @@ class SilenceWatch:
         return [*(_killing(name, process) for name, process in over), *self._outside_engines()]
 
     def clear(self) -> None:
-        """Nobody is shown as silent any more."""
+        """Remove the file, so that no process is shown as silent."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
 
@@ -62,7 +62,7 @@ class SilenceWatch:
         return process.silence.too_long(self.limit_s) and self._killed.get(name) != process.restarts
 
     def _record(self) -> None:
-        """Write down who is silent and since when, if that has changed."""
+        """Write which processes are silent and since when, if that has changed."""
         least_s = max(_SHOWN_S, _SHOWN_SHARE * self.limit_s)
         silent = {
             name: process.silence.seconds
@@ -77,7 +77,7 @@ class SilenceWatch:
         self._shown = frozenset(silent)
 
     def _outside_engines(self) -> Iterable[str]:
-        """Of engines that the run did not start: which do not answer any more, and which do again."""
+        """Messages about engines the run did not start that went silent or answer again."""
         if time.monotonic() - self._looked < _OUTSIDE_S:
             return
         self._looked = time.monotonic()

@@ -1,6 +1,4 @@
-"""The listening sockets of a run, held by the supervisor so that connections queue while a process
-restarts.
-"""
+"""The listening sockets of a run, held by the supervisor: connections queue while a process restarts."""
 
 import contextlib
 import json
@@ -18,10 +16,10 @@ _PREFIX = "harnessgym-run-"
 
 
 class Sockets:
-    """A proxy's three listeners and one per engine. Unix sockets live in a short temporary folder: their
-    paths are limited.
+    """The proxy's three listeners and one per engine.
 
-    The file `record` names that folder, so that the next supervisor removes it if this one is killed.
+    The paths of Unix sockets are limited in length, so they live in a temporary folder with a short name. The
+    file `record` names that folder, so that the next supervisor removes it if this one is killed.
     """
 
     def __init__(self, engines: int, record: Path) -> None:
@@ -30,6 +28,8 @@ class Sockets:
         self.folder = Path(tempfile.gettempdir()) / f"{_PREFIX}{secrets.token_hex(4)}"
         write_json(record, str(self.folder))  # before there is something to forget
         self.folder.mkdir(mode=0o700)
+        # Sandboxes under other users must reach the proxy's socket, but neither list the folder nor reach the
+        # control socket, which only the owner may open.
         self.proxy_folder = self.folder / "proxy"
         self.proxy_folder.mkdir()
         self.proxy_folder.chmod(0o755)
@@ -41,12 +41,12 @@ class Sockets:
 
     @property
     def control_url(self) -> str:
-        """Where the control API listens."""
+        """URL of the control API."""
         return f"unix:{self.folder / 'control.sock'}"
 
     @property
     def proxy_url(self) -> str:
-        """Where the proxy listens for harnesses that share this machine's network."""
+        """URL of the proxy for harnesses that share this machine's network."""
         return url_of(self.tcp)
 
     def close(self) -> None:
@@ -59,13 +59,13 @@ class Sockets:
 
 
 def url_of(listener: socket.socket) -> str:
-    """The HTTP address of a listening TCP socket."""
+    """The URL of a listening TCP socket."""
     host, port = listener.getsockname()
     return f"http://{host}:{port}"
 
 
 def _remove_leftover(record: Path) -> None:
-    """Remove the folder of a supervisor that was killed; nothing that does not look like one."""
+    """Remove the folder of a killed supervisor, and nothing that does not look like one."""
     try:
         folder = Path(json.loads(record.read_text()))
     except (FileNotFoundError, ValueError, TypeError):

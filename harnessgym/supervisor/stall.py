@@ -1,4 +1,4 @@
-"""A run that stands still says so: who waits for whom, so that nobody watches a dead dashboard."""
+"""Explains a run without progress: what waits for what, instead of a dashboard that does not move."""
 
 import time
 from collections.abc import Mapping
@@ -19,23 +19,23 @@ _PURPOSES: Mapping[str, tuple[str, ...]] = {
 }
 _LOOKS_PER_PERIOD = 10
 _SILENT_S = 2.0
-"""A process without a heartbeat for so long is called silent."""
+"""A process without a heartbeat for this long is reported as silent."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunCounts:
-    """Where a run stands, in counts."""
+    """The state of a run in counts."""
 
     status: RunStatus
     groups: Mapping[str, int]
-    """Of this phase, by state."""
+    """Groups of this phase by state."""
     rollouts: Mapping[str, int]
-    """Of the run, by status."""
+    """Rollouts of the run by status."""
     version: int
     """Newest version, -1 if there is none."""
     workers: tuple[WorkerRow, ...]
     versions: Mapping[str, int] = field(default_factory=dict)
-    """Newest version by policy, where there are several; `version` is the least of them."""
+    """Newest version by policy if there are several; `version` is the lowest."""
 
     def behind(self, worker: WorkerRow) -> bool:
         """Whether a worker serves an older version of its policy than the newest."""
@@ -43,9 +43,7 @@ class RunCounts:
 
     @property
     def progress(self) -> tuple[object, ...]:
-        """Changes whenever a rollout finishes, a step is taken or a phase ends. Failed rollouts are no
-        progress.
-        """
+        """Changes when a rollout finishes, a step is taken or a phase ends. Failed rollouts do not count."""
         return (
             self.status,
             self.rollouts.get("finished", 0),
@@ -57,9 +55,7 @@ class RunCounts:
 
 @dataclass
 class StallWatch:
-    """Looks at a run ever so often, and explains when `period_s` have passed without progress, once per
-    period.
-    """
+    """Looks at a run periodically and explains each `period_s` without progress, once per period."""
 
     store: TraceStore
     run_id: str
@@ -72,7 +68,7 @@ class StallWatch:
     _next: float = 0.0
 
     def look(self, status: RunStatus) -> str | None:
-        """What to tell people, if it is time."""
+        """An explanation for people if one is due, else None."""
         now = time.monotonic()
         if now < self._next:
             return None
@@ -121,7 +117,7 @@ class StallWatch:
 
 
 def stand(conn: Connection, run_id: str, policy_id: str, status: RunStatus) -> RunCounts:
-    """A run's counts now."""
+    """A run's present counts."""
     found = [rollouts.group_states(conn, run_id, purpose) for purpose in _PURPOSES.get(status, ())]
     states = {state: sum(each.get(state, 0) for each in found) for each in found for state in each}
     ids = [policy_id, *(each for each in policies.of_run(conn, run_id).values() if each != policy_id)]
@@ -133,7 +129,7 @@ def stand(conn: Connection, run_id: str, policy_id: str, status: RunStatus) -> R
 
 
 def waiting(standing: RunCounts) -> str:
-    """Who waits for whom, as far as the counts tell."""
+    """What waits for what, as far as the counts show."""
     serving = standing.workers
     reasons = (
         (standing.version < 0, "Everybody waits for the trainer to publish the starting weights."),

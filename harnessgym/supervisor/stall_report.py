@@ -1,7 +1,7 @@
-"""What holds a run up, thing by thing: what is waited for, since when, and what to do about it.
+"""Lists what holds a run up: what is waited for, since when, and what to do about it.
 
-All of it is read from the store, so it is the same for one machine and for a cluster. In which stage a
-rollout is follows from its session and its calls: nodes write down times of stages only when it has ended.
+Everything is read from the store, so it works the same on one machine and on a cluster. A rollout's stage is
+derived from its session and its calls, because nodes record the times of stages only when it has ended.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,20 +15,20 @@ from harnessgym.store.wait_report import UpdateLease
 from harnessgym.store.workers import EMBEDDED, GONE, WorkerRow
 
 _ROLLOUTS = 6
-"""Rollouts that are named."""
+"""Most rollouts that are listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """The engines of a run, as far as somebody may wait for them."""
+    """The engines of a run, as needed to say what waits for them."""
 
     rows: Sequence[WorkerRow]
     newest: int
-    """Version, -1 if there is none; where there are several policies, the least of theirs."""
+    """Newest version, -1 if there is none; with several policies the lowest of their newest versions."""
     behind: frozenset[str]
-    """Ids of those that serve an older version than the newest of their policy."""
+    """Ids of engines that serve an older version than their policy's newest."""
     versions: Mapping[str, int] = field(default_factory=dict)
-    """Newest version by policy, where there are several."""
+    """Newest version by policy, if there are several."""
     followed: frozenset[str] = frozenset()
     """Ids of outside engines whose weight agents are the run's own processes."""
 
@@ -37,12 +37,12 @@ class Engines:
         return self.versions.get(row.policy_id or "", self.newest)
 
     def may_answer(self, row: WorkerRow, version: int) -> bool:
-        """Whether an engine may answer a rollout that was submitted under a version of the first policy."""
+        """Whether an engine may answer a rollout submitted under a version of the first policy."""
         return row.state == "ready" and (bool(self.versions) or row.version >= version)
 
 
 def hold_ups(conn: Connection, run_id: str, purposes: Sequence[str], engines: Engines) -> list[str]:
-    """Sentences, the cause before what follows from it; empty if there is nothing that anybody waits for."""
+    """Sentences with causes before their effects. Empty if nothing waits."""
     said = list(_engines(conn, engines))
     said += _nodes(conn, run_id)
     said += _groups(conn, run_id, purposes, engines)
@@ -50,7 +50,7 @@ def hold_ups(conn: Connection, run_id: str, purposes: Sequence[str], engines: En
 
 
 def _engines(conn: Connection, engines: Engines) -> Iterable[str]:
-    """Who is out of service, who lags behind, and who holds an update lease."""
+    """Which engines are out of service, which lag behind, and which hold an update lease."""
     if engines.newest < 0:
         yield "No version is published: the trainer loads the starting weights or has failed. See logs/trainer.log."
     if not engines.rows:
@@ -74,7 +74,7 @@ def _engines(conn: Connection, engines: Engines) -> Iterable[str]:
 def _engine(
     row: WorkerRow, engines: Engines, age_s: float, held: Mapping[str, UpdateLease], lease: str | None
 ) -> Iterable[str]:
-    """What is to be said of one engine."""
+    """Sentences about one engine."""
     log = (
         f"logs/{row.id}.log"
         if row.kind == EMBEDDED or row.id in engines.followed
@@ -116,7 +116,7 @@ def _engine(
 def _lagging(
     row: WorkerRow, engines: Engines, held: Mapping[str, UpdateLease], lease: str | None, log: str
 ) -> str:
-    """Of an engine that serves an old version and is not being updated."""
+    """A sentence about an engine that serves an old version and is not being updated."""
     lacks = f"{row.id} serves version {row.version} and lacks version {engines.newest_of(row)}"
     if lease:
         return (
@@ -132,7 +132,7 @@ def _lagging(
 
 
 def _nodes(conn: Connection, run_id: str) -> Iterable[str]:
-    """Whether somebody takes rollouts, and whose leases are over."""
+    """Whether any node takes rollouts, and which nodes' leases have expired."""
     queue = wait_report.queue(conn, run_id)
     if not heartbeats.nodes(conn, run_id):
         yield (
@@ -160,12 +160,14 @@ def _nodes(conn: Connection, run_id: str) -> Iterable[str]:
 
 
 def _groups(conn: Connection, run_id: str, purposes: Sequence[str], engines: Engines) -> Iterable[str]:
-    """The first group that is waited for, and where each of its rollouts is."""
+    """The first open group, and the stage of each of its rollouts."""
     group = wait_report.open_group(conn, run_id, purposes)
     complete = wait_report.complete_groups(conn, run_id, purposes)
     if group is None:
         yield from _nothing_open(complete, purposes, engines)
         return
+    # With `when_stale = "wait"` the trainer takes groups in order, so only those before the first open
+    # group count towards a batch.
     wanted = {**TrainerSection().model_dump(), **wait_report.trainer_settings(conn, run_id)}
     ready = group.complete_before if wanted["when_stale"] == "wait" else complete
     if "train" in purposes and ready >= wanted["groups_per_step"]:
@@ -190,7 +192,7 @@ def _groups(conn: Connection, run_id: str, purposes: Sequence[str], engines: Eng
 
 
 def _nothing_open(complete: int, purposes: Sequence[str], engines: Engines) -> Iterable[str]:
-    """Whose turn it is when no group is open."""
+    """What must act next when no group is open."""
     if complete and "train" in purposes:
         yield f"{complete} groups are complete and none is open: the trainer trains, or has failed to. See logs/trainer*.log."
     elif engines.behind:
@@ -205,7 +207,7 @@ def _nothing_open(complete: int, purposes: Sequence[str], engines: Engines) -> I
 
 
 def _stage(row: wait_report.Unfinished, version: int, engines: Engines) -> str:
-    """Where a running rollout is, as far as its record goes."""
+    """The stage of a running rollout, as far as its record shows."""
     at = f"at {row.holder}"
     if row.opened_s is None:
         age = f"{row.started_s or 0.0:.0f} s"

@@ -1,6 +1,4 @@
-"""The result of a run, computed from its store: what was learnt, at what price, and where every token
-went.
-"""
+"""The summary of a run, computed from its store: the gain, its cost and an account of every token."""
 
 import sys
 from collections.abc import Mapping
@@ -21,7 +19,7 @@ _PURPOSES = ("before_sampled", "before_greedy", "after_sampled", "after_greedy")
 
 
 def summarise(store: TraceStore, folder: RunFolder, stages: dict[str, float], sandbox: str) -> dict[str, Any]:
-    """All keys of `summary.json`. Counts cover training rollouts; evaluation stands under its own key."""
+    """The content of `summary.json`. Counts cover training rollouts; evaluation has its own key."""
     return store.read(lambda conn: _summarise(conn, folder, stages, sandbox))
 
 
@@ -79,13 +77,13 @@ def _summarise(conn: Connection, folder: RunFolder, stages: dict[str, float], sa
 
 
 def _weighed(conn: Connection, run_id: str, formula: str) -> dict[str, Any]:
-    """The weighted sum that a run trains on, and its means on the held-out tasks."""
+    """The formula of the weighted reward, and its means on the held-out tasks."""
     means = {name: _mean(rollouts.rewards_of(conn, run_id, name, TOTAL)) for name in _PURPOSES}
     return {"formula": formula} | means
 
 
 def _by_policy(conn: Connection, run_id: str, trained: Mapping[str, int]) -> dict[str, dict[str, Any]]:
-    """What every policy of a run that has several came to, by name."""
+    """Versions, trained tokens and bytes of each policy by name."""
     out = {}
     for name, policy_id in policies.of_run(conn, run_id).items():
         versions = policies.versions(conn, policy_id)
@@ -99,7 +97,7 @@ def _by_policy(conn: Connection, run_id: str, trained: Mapping[str, int]) -> dic
 
 
 def _paired(conn: Connection, run_id: str) -> tuple[list[float], list[float]]:
-    """Rewards before and after, by task, over the tasks that could be judged both times."""
+    """Mean rewards before and after by task, for the tasks that were graded both times."""
 
     def judged(purpose: str) -> dict[str, float]:
         groups = rollouts.complete_groups(conn, run_id, purpose, sys.maxsize)

@@ -1,7 +1,7 @@
 """The supervisor of a run: phases, processes, restarts.
 
-Everything it must remember is in the run's folder and store. Killed and started again, it ends what the
-earlier one left and goes on where the run stood.
+Its whole state is in the run's folder and store. A supervisor that starts after another was killed ends the
+leftover processes and resumes the run.
 """
 
 import contextlib
@@ -36,12 +36,10 @@ _CLEANUP_S = 3.0
 
 
 class Supervisor:
-    """Runs one run to its end."""
+    """Takes one run to its end."""
 
     def __init__(self, folder: RunFolder, notify: Notify = print, children: Processes | None = None) -> None:
-        """The folder's run must have been started (`start_run`). `children` are those of this machine if
-        not given.
-        """
+        """The folder's run must have been started (`start_run`). `children` default to local processes."""
         self.folder, self.config, self.notify = folder, folder.config(), notify
         self.store = TraceStore.open(folder.store_url(), synchronous=self.config.store.synchronous)
         self.children: Processes = children or LocalProcesses(folder, self.config)
@@ -52,14 +50,15 @@ class Supervisor:
 
     @property
     def status(self) -> RunStatus:
-        """The phase the run is in."""
+        """The run's present phase."""
         run = self.store.read(partial(runs.get, run_id=self.run_id))
         assert run is not None
         return run.status
 
     def serve(self, watch: Callable[["Supervisor"], None]) -> RunStatus:
-        """Run until done. `watch` is called about ten times a second. Raises `HarnessGymError` if the run
-        cannot go on.
+        """Run until done, calling `watch` about ten times a second.
+
+        Raises `HarnessGymError` if the run cannot continue.
         """
         if self.status == "done":
             return "done"
@@ -90,6 +89,7 @@ class Supervisor:
                     self.notify(told)
                 for told in silence.look():
                     self.notify(told)
+                # Silent processes are killed first, so that this same pass restarts them.
                 self._check_processes(status)
                 self._advance(status)
                 watch(self)
@@ -109,7 +109,7 @@ class Supervisor:
             silence.clear()
 
     def _take_over(self) -> None:
-        """End what an earlier supervisor of this run left."""
+        """End what an earlier supervisor left, and expire its leases."""
         for name in self.children.end_leftovers():
             self.notify(f"Ended the {name} process that an earlier supervisor of this run had left.")
         self.store.write(partial(rollouts.expire, run_id=self.run_id))
@@ -118,7 +118,7 @@ class Supervisor:
             self.store.write(lambda conn: runs.set_status(conn, self.run_id, self._resumed_status()))
 
     def _end(self) -> None:
-        """End every process and remove what only they needed."""
+        """End every process, then remove the workspaces and retire the workers."""
         with undisturbed():
             self.children.close()
             self._remove_workspaces()
@@ -127,9 +127,7 @@ class Supervisor:
                 self._count("", 0.0, save=True)
 
     def _remove_workspaces(self) -> None:
-        """Remove what rollouts worked in. What a killed node had started may write there for a moment
-        before it is dead too.
-        """
+        """Remove the workspaces. Retries for a while: processes of a killed node may still write there."""
         deadline = time.monotonic() + _CLEANUP_S
         while self.folder.workspaces.exists() and time.monotonic() < deadline:
             with contextlib.suppress(OSError):
@@ -142,7 +140,7 @@ class Supervisor:
         self.store.close()
 
     def _registered(self) -> tuple[str, dict[str, str]]:
-        """The run's id, and those of its policies by name, the first one first."""
+        """The run's id and its policies' ids by name, the first one first."""
         run = self.store.read(partial(run_of, folder=self.folder))
         if run is None:
             raise StoreError(f"{self.folder.root} has no run in its store; `harnessgym train` starts one.")
@@ -166,6 +164,7 @@ class Supervisor:
             if name.startswith("trainer") and code == 0:
                 self.children.forget(name)
                 continue
+            # A full disk kills processes in many ways and a restart would not help: name that cause first.
             self._refuse_full_disk(None)
             if code == FATAL_EXIT:
                 words = self.children.last_words(name).removeprefix("harnessgym: ")
@@ -182,14 +181,12 @@ class Supervisor:
             self.children.restart(name)
 
     def _refuse_full_disk(self, error: BaseException | None) -> None:
-        """Raises `StoreError` if the run's disk is full: whatever else went wrong, that is the cause to
-        name.
-        """
+        """Raises `StoreError` if the run's disk is full, because that explains any other error."""
         if shortage := disk.shortage(self.folder.root):
             raise StoreError(shortage) from error
 
     def _advance(self, status: RunStatus) -> None:
-        """Enter the next phase when this one is over."""
+        """Enter the next phase once this one is over."""
         if status in EVALUATIONS:
             done = self.store.read(
                 lambda conn: [rollouts.group_states(conn, self.run_id, p) for p in EVALUATIONS[status]]
@@ -206,15 +203,13 @@ class Supervisor:
         self.store.write(partial(self._enter, status=following[status]))
 
     def _enter(self, conn: Connection, status: RunStatus) -> None:
-        """A run that is done has a closed account: what nothing trained is excluded in the same
-        transaction.
-        """
+        """Set the phase. In the same transaction as `done`, tokens that were not trained are excluded."""
         if status == "done":
             exclude_rest(conn, self.run_id)
         runs.set_status(conn, self.run_id, status)
 
     def _resumed_status(self) -> RunStatus:
-        """The phase a failed run goes on with."""
+        """The phase in which a failed run resumes."""
         newest = [
             self.store.read(partial(policies.latest, policy_id=each)) for each in self.policy_ids.values()
         ]

@@ -1,3 +1,1 @@
-"""Selectors (`harnessgym.scheduling.selection`): numpy alone, for they run where groups are planned, on
-nodes without torch.
-"""
+"""Selectors (`harnessgym.scheduling.selection`). They use only numpy, because nodes have no torch."""

@@ -1,8 +1,7 @@
-"""A budget of rollouts that is spent exactly, though groups differ in size and are submitted as places get
-free.
+"""A budget of rollouts that is spent exactly, although groups differ in size and are submitted one by one.
 
-It is kept block by block: a block is as many chosen groups as a batch has, and gets that many times the usual
-group size.
+The budget is kept per block. A block has as many chosen groups as a batch, and its budget is that number
+times the usual group size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,21 +12,22 @@ from harnessgym.scheduling.selection import SelectionPool, Visit
 
 @dataclass(frozen=True, slots=True)
 class BudgetBlock:
-    """What is left of one block."""
+    """The rest of one block."""
 
     number: int
-    """Of its next group."""
+    """Number of its next group."""
     wanted: int
-    """Groups of it that are chosen now, the first of those left."""
+    """Groups to choose now, the first of those left."""
     groups: int
-    """Groups that are left, those among them."""
+    """Groups left, including those to choose now."""
     rollouts: int
-    """Their rollouts; less than two each only if another configuration began the block."""
+    """Rollouts left for them; less than two per group only if another configuration began the block."""
 
 
 def blocks(pool: SelectionPool, number: int, wanted: int, visits: Sequence[Visit]) -> Iterator[BudgetBlock]:
-    """The blocks that the `wanted` groups after `number` others belong to."""
+    """The blocks of the `wanted` groups that follow `number` others."""
     size = pool.groups_per_step
+    # Only fresh visits were chosen by a selector; requeued groups have no part in its budget.
     spent = sum(
         visit.size for visit in [item for item in visits if item.fresh][number - number % size : number]
     )

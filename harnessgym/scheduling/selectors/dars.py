@@ -1,10 +1,9 @@
-"""DARS: more rollouts for hard tasks, none further for those that succeed half of the time (formulas from its
-code).
+"""DARS: more rollouts for hard tasks, none for tasks that succeed half the time (formulas from its code).
 
-With N rollouts of accuracy a, S = 2a(1-a) is the share of their variance; dN further ones bring it up to what
-a = 1/2 has (equal treatment) or, weighted by hardness, beyond. DARS draws N rollouts and the dN right after
-them, for the same step. Here a group is submitted once: the accuracy is that of the task's last visit, and
-its next group has N + dN rollouts. Tasks come in turn.
+N rollouts of accuracy a have a variance share S = 2a(1-a). dN further ones raise it to that of a = 1/2 (equal
+treatment) or, weighted by hardness, above it. DARS draws the N rollouts and then the dN for the same step.
+Here a group is submitted once: the accuracy is that of the task's last visit, and its next group has N + dN
+rollouts. Tasks come in turn.
 """
 
 import math
@@ -21,20 +20,20 @@ from harnessgym.scheduling.selectors.uniform import in_turn
 
 _ROUNDING = 1e-9
 _MOST = {"equal": 32, "hardness": 64}
-"""N_max of the code."""
+"""N_max in DARS's code."""
 
 
 class DarsSettings(Config):
-    """Which schedule."""
+    """The schedule and the largest group."""
 
     schedule: Literal["equal", "hardness"] = "equal"
-    """equal: every task is brought to the same share of variance (ET). hardness: hard ones to more (HW)."""
+    """equal: every task gets the same share of variance (ET). hardness: hard tasks get more (HW)."""
     most: int | None = Field(None, ge=2)
-    """Rollouts of a group at most (N_max); 32 with equal, 64 with hardness if not given."""
+    """Most rollouts in a group (N_max). Defaults to 32 with equal, 64 with hardness."""
 
 
 class Dars:
-    """Chooses sizes."""
+    """Chooses group sizes."""
 
     settings = DarsSettings
 
@@ -58,9 +57,10 @@ class Dars:
 
 
 def further(accuracy: float, rollouts: int, schedule: Literal["equal", "hardness"], most: int) -> int:
-    """How many rollouts (dN) behind `rollouts` (N) of an accuracy, no more than reach `most`."""
+    """Further rollouts (dN) after `rollouts` (N) of an accuracy. The sum is at most `most`."""
     if accuracy >= 0.5:
         return 0
+    # Without a success the share would be 0 and dN infinite: use a floor instead.
     share = 2 * accuracy * (1 - accuracy) if accuracy > 0 else 0.5 / rollouts
     target = 0.5 * rollouts * (2 * (1 - accuracy) if schedule == "hardness" else 1)
     wanted = math.ceil((target - rollouts * share) / share - _ROUNDING)

@@ -1,9 +1,8 @@
-"""DART's dynamic rollout counts: fewer rollouts of tasks that mostly succeed (formula and constants from its
-code).
+"""DART's dynamic rollout counts: fewer rollouts for tasks that mostly succeed (constants from its code).
 
-Below a success rate of 0.6 a group has its usual size N; above, int(9 / rate - 7), but never fewer than two,
-which is for N = 8: from N at the threshold to 2 at a rate of 1, linear in 1 / rate. Other N keep both ends.
-Tasks come in turn.
+Below a success rate of 0.6 a group has its usual size N. Above, DART's code has int(9 / rate - 7) for N = 8,
+at least two: from N at the threshold to 2 at a rate of 1, linear in 1 / rate. Other N keep both ends. Tasks
+come in turn.
 """
 
 from collections.abc import Sequence
@@ -20,18 +19,18 @@ _ROUNDING = 1e-9
 
 
 class DartSettings(Config):
-    """From where on there are fewer."""
+    """From which success rate on groups shrink, and how far."""
 
     threshold: float = Field(0.6, gt=0, lt=1)
-    """Success rate up to which a group has its usual size."""
+    """Success rate below which a group has its usual size."""
     least: int = Field(2, ge=2)
-    """Rollouts of a group at a success rate of 1."""
+    """Rollouts in a group at a success rate of 1."""
     remembered: int = Field(3, gt=0)
-    """Last visits to a task that its success rate is taken from; ours."""
+    """Number of last visits over which a task's success rate is taken. Ours, not DART's."""
 
 
 class Dart:
-    """Chooses sizes."""
+    """Chooses group sizes."""
 
     settings = DartSettings
 
@@ -58,7 +57,7 @@ class Dart:
 
 
 def count(rate: float, usual: int, threshold: float = 0.6, least: int = 2) -> int:
-    """Rollouts of a group of a task with this success rate."""
+    """Rollouts in a group of a task with this success rate."""
     if rate < threshold:
         return usual
     slope = (usual - least) * threshold / (1 - threshold)

@@ -1,6 +1,6 @@
-"""How hard each task is for the policy, estimated online from visits: Beta posteriors that forget.
+"""Online estimates of how hard each task is for the policy: Beta posteriors with forgetting.
 
-A reward counts as a success of its value, cut to [0, 1]: rewards between 0 and 1 are successes in part.
+A reward clipped to [0, 1] counts as that many successes, so a reward between 0 and 1 is a partial success.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ Float64Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Beliefs:
-    """Of each task of a pool, in its order; float64 [N] each."""
+    """Beta posteriors of all tasks of a pool, in its order; float64 [N] each."""
 
     alpha_N: Float64Array
-    """Successes, those of the prior among them."""
+    """Successes, including the prior's."""
     beta_N: Float64Array
-    """Failures, likewise."""
+    """Failures, including the prior's."""
 
     @property
     def mean_N(self) -> Float64Array:  # noqa: N802 - the suffix names the shape
@@ -30,7 +30,7 @@ class Beliefs:
 
 
 def success(visit: Visit) -> float:
-    """Successes of a visit's rollouts, summed."""
+    """Sum of the successes of a visit's rollouts."""
     return sum(min(1.0, max(0.0, reward)) for reward in visit.rewards)
 
 
@@ -42,10 +42,10 @@ def beliefs(
     visit_decay: float = 1.0,
     version_decay: float = 1.0,
 ) -> Beliefs:
-    """Beta(prior, prior) updated by visits, in order of submission.
+    """Beta(prior, prior) updated by visits in order of submission.
 
-    Evidence decays towards the prior at two scales: by `visit_decay` whenever the same task is visited again,
-    and by `version_decay` for every policy version between a visit and the newest one, whatever its task.
+    Evidence decays towards the prior at two scales: by `visit_decay` on each further visit to the same task,
+    and by `version_decay` for each policy version between a visit and the newest one of any task.
     """
     place = {task: index for index, task in enumerate(pool.tasks)}
     newest = max((visit.version for visit in visits), default=0)
@@ -61,7 +61,7 @@ def beliefs(
 
 
 def open_groups(pool: SelectionPool, visits: Sequence[Visit]) -> npt.NDArray[np.int64]:
-    """How many groups of each task have not ended, int64 [N]."""
+    """Number of unfinished groups of each task, int64 [N]."""
     place = {task: index for index, task in enumerate(pool.tasks)}
     busy_N = np.zeros(len(pool.tasks), dtype=np.int64)
     for visit in visits:
@@ -71,11 +71,10 @@ def open_groups(pool: SelectionPool, visits: Sequence[Visit]) -> npt.NDArray[np.
 
 
 def best(scores_N: Float64Array, busy_N: npt.NDArray[np.int64], wanted: int) -> list[int]:
-    """Places of the highest scores; a task whose groups are open comes behind all that have fewer of them,
-    itself if needed.
+    """Indices of the `wanted` highest scores, with tasks that have fewer open groups first.
 
-    What a group will tell is not known while it is open, so that the same score would choose its task again
-    and again.
+    A task may be chosen more than once. While a group is open its result is unknown, so by score alone the
+    same task would be chosen again and again.
     """
     busy = busy_N.copy()
     out = list[int]()

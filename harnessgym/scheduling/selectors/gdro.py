@@ -1,16 +1,15 @@
-"""GDRO: two adversaries over bins of difficulty, one of tasks and one of rollouts (arXiv 2601.19280 and its
-code).
+"""GDRO: two adversaries over difficulty bins, for tasks and for group sizes (arXiv 2601.19280 and its code).
 
 A task's bin is the running mean of pass@k over its visits, in tenths, with hysteresis. Prompts: a bin's score
-is an exponential mean of its loss; a bin that has tasks is drawn with the weight (1-gamma) softmax(eta *
-score) + gamma / bins, and a task evenly from it. Rollouts: for each bin EXP3 keeps a score of every group
-size n, from which J + price * (n - mean) is taken off whenever a group of that size ends; sizes follow from
-the weights of their scores, so that a budget is spent exactly.
+is an exponential mean of its loss. A non-empty bin is drawn with the weight (1-gamma) softmax(eta * score) +
+gamma / bins, and a task uniformly from it. Rollouts: for each bin EXP3 keeps a score of every group size n.
+When a group of that size ends, J + price * (n - mean) is subtracted. Sizes follow from the weights of their
+scores, so that a budget is spent exactly.
 
-Where this differs: the code weighs the losses of samples with the prompts' weights (cut at 10, which they
-never reach), here they are drawn; its loss is the policy gradient's, which no planner sees: the score is the
-share of failures, and J the variance p(1-p)/n that the paper argues from; its likeliest sizes are taken here
-with Gumbel noise, which is a draw.
+Differences from the code. It weights the losses of samples with the prompts' weights (capped at 10, which
+they never reach); here prompts are drawn with them. Its loss is the policy gradient's, which a planner cannot
+see; here the score is the share of failures, and J is the variance p(1-p)/n of the paper's argument. It takes
+the likeliest sizes; here Gumbel noise makes that a draw.
 """
 
 from collections import defaultdict
@@ -30,36 +29,36 @@ from harnessgym.store.task_history import SUCCESS
 
 
 class GdroSettings(Config):
-    """Both adversaries' constants."""
+    """The constants of both adversaries."""
 
     bins: int = Field(10, ge=2)
-    """Of difficulty."""
+    """Number of difficulty bins."""
     hysteresis: float = Field(0.02, ge=0, lt=0.5)
-    """How far beyond a bin's edge a task's mean must go to leave it."""
+    """How far a task's mean must be beyond its bin's edge to leave the bin."""
     score_ema: float = Field(0.1, gt=0, le=1)
     """Weight of the newest loss in a bin's score."""
     rate: float = Field(0.1, gt=0)
-    """η of both: how much scores count."""
+    """η of both adversaries: how much scores count."""
     mix: float = Field(0.15, gt=0, le=1)
-    """Gamma of both: part of the weight that is spread evenly."""
+    """Gamma of both adversaries: the share of the weight that is spread evenly."""
     sizes: tuple[Annotated[int, Field(ge=2)], ...] = ()
-    """Rollouts that a group may have, the usual group size between the least and the greatest; a quarter,
-    half, once, one and a half and twice the group size if not given."""
+    """Group sizes to choose from. The usual group size must lie between the least and the greatest. Defaults
+    to 1/4, 1/2, 1, 3/2 and 2 times the group size."""
     price: float = 0.0
-    """μ: what a rollout beyond the mean costs. The budget is exact without."""
+    """μ: cost of a rollout beyond the mean. The budget is spent exactly without it."""
 
 
 @dataclass(slots=True)
 class _State:
-    """What visits make of bins."""
+    """Bins and scores computed from the visits."""
 
     passes: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
-    """By task: visits with a success, and visits."""
+    """Visits with a success, and all visits, by task."""
     bin_of: dict[str, int] = field(default_factory=dict)
     scores: dict[int, float] = field(default_factory=dict)
-    """By bin, of its loss."""
+    """Exponential mean of the loss by bin."""
     arms: defaultdict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))
-    """By bin and group size."""
+    """EXP3 scores by bin and group size."""
 
 
 class Gdro:
@@ -94,7 +93,7 @@ class Gdro:
         return picks
 
     def _learnt(self, visits: Sequence[Visit]) -> _State:
-        """Every visit counts for the bin that its task was in before."""
+        """Replay all visits. Each counts for the bin that its task was in before it."""
         told = self._settings
         state = _State()
         known = set(self._pool.tasks)
@@ -115,7 +114,7 @@ class Gdro:
         return state
 
     def _task(self, state: _State, busy_N: np.ndarray, random: np.random.Generator) -> str:
-        """One whose groups have ended, if there is any; its place in `busy_N` is counted up."""
+        """Draw a task among those with the fewest open groups, and count it in `busy_N`."""
         tasks = self._pool.tasks
         free = np.flatnonzero(busy_N == busy_N.min())
         bins = np.array([state.bin_of.get(tasks[place], 0) for place in free])
@@ -146,9 +145,7 @@ def weights(scores_B: Float64Array, rate: float, mix: float) -> Float64Array:
 
 
 def moved(before: int | None, mean: float, bins: int, hysteresis: float) -> int:
-    """The bin of a task with this mean, of `bins` equal ones; it leaves the bin it was in only well beyond
-    that one's edge.
-    """
+    """The bin of a task with this mean among `bins` equal ones, with hysteresis at the edges of `before`."""
     found = min(bins - 1, int(mean * bins))
     if before is None or found == before:
         return found
@@ -157,12 +154,13 @@ def moved(before: int | None, mean: float, bins: int, hysteresis: float) -> int:
 
 
 def allot(scores_G: Sequence[Float64Array], sizes: Sequence[int], budget: int, later: int) -> list[int]:
-    """A size for each of G groups with the greatest sum of scores, so that `later` groups more can spend what
-    is left exactly.
+    """Sizes for G groups with the greatest sum of scores that let `later` more groups spend the rest exactly.
 
-    `scores_G` has a number per size for each group, float64 [len(sizes)]. If no choice can, the one that
-    comes closest.
+    `scores_G` has one number per size for each group, float64 [len(sizes)]. If no choice spends the budget
+    exactly, returns the one that comes closest.
     """
+    # Dynamic programming over the rollouts spent so far: the best score and choice for each total. `after`
+    # holds every total that the later groups can spend.
     after = {0}
     for _ in range(later):
         after = {spent + size for spent in after for size in sizes}

@@ -1,10 +1,10 @@
-"""InSight: tasks of middling difficulty whose next group would tell most about them.
+"""InSight: tasks of medium difficulty whose next group would be most informative.
 
-Beta posteriors with forgetting; a task scores m(1-m) exp(-eta (m-mu)^2) * I(R; phi), where m is the
-posterior's mean and I the mutual information between the successes R of its next group and its success rate
-phi, in closed form from the entropy of the beta-binomial. The best of a random share of the tasks come next.
-Formula and constants are the paper's, with the mu of its ablation (0.3); the 3.0 printed in its appendix is
-no success rate.
+Tasks have Beta posteriors with forgetting. A task's score is m(1-m) exp(-eta (m-mu)^2) * I(R; phi), where m
+is the posterior mean and I the mutual information between the successes R of its next group and its success
+rate phi, in closed form from the entropy of the beta-binomial. The best of a random sample of tasks are
+chosen. Formula and constants are the paper's, with the mu of its ablation (0.3), because the 3.0 printed in
+its appendix is not a success rate.
 """
 
 from collections.abc import Sequence
@@ -19,20 +19,20 @@ from harnessgym.scheduling.selectors.special_functions import digamma, log_beta,
 
 
 class InsightSettings(Config):
-    """The score's constants."""
+    """The constants of the score."""
 
     forget: float = Field(1.0, gt=0, le=1)
-    """λ: what is left of a task's evidence when the task is visited again."""
+    """λ: share of a task's evidence that is left when the task is visited again."""
     sharpness: float = Field(3.0, ge=0)
-    """η."""
+    """η: how sharply the target is preferred."""
     target: float = Field(0.3, ge=0, le=1)
-    """μ: the mean success rate that is preferred."""
+    """μ: the preferred mean success rate."""
     candidates: int = Field(16, gt=0)
-    """Tasks drawn for each one that is chosen."""
+    """Tasks drawn per chosen task."""
 
 
 class Insight:
-    """Chooses tasks; groups have their usual size."""
+    """Chooses tasks. Groups have their usual size."""
 
     settings = InsightSettings
 
@@ -65,16 +65,19 @@ def score(
 
 
 def information(a_N: Float64Array, b_N: Float64Array, rollouts: int) -> Float64Array:
-    """I(R; phi) of R ~ Binomial(rollouts, phi), phi ~ Beta(a, b), in nats, float64 [N]: H(R) - E[H(R |
-    phi)].
+    """I(R; phi) = H(R) - E[H(R | phi)] in nats, float64 [N].
+
+    R ~ Binomial(rollouts, phi), phi ~ Beta(a, b).
     """
     k = np.arange(rollouts + 1, dtype=np.float64)[:, None]
     one = np.ones(1)
+    # In logarithms, because binomial coefficients and beta functions overflow for large groups.
     ways = log_gamma((rollouts + 1) * one) - log_gamma(k + 1) - log_gamma(rollouts - k + 1)
     logp_KN = ways + log_beta(a_N + k, b_N + rollouts - k) - log_beta(a_N, b_N)
     p_KN = np.exp(logp_KN)
     known_N = (p_KN * ways).sum(0) + rollouts * (_mean_p_log_p(a_N, b_N) + _mean_p_log_p(b_N, a_N))
     found: Float64Array = known_N - (p_KN * logp_KN).sum(0)
+    # Rounding can make an information of 0 slightly negative.
     return np.maximum(found, 0.0)
 
 

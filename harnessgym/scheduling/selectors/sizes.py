@@ -1,13 +1,11 @@
-"""What selectors that choose group sizes ask of a run."""
+"""Checks that selectors of group sizes make on a run's settings."""
 
 from harnessgym.errors import ConfigError
 from harnessgym.scheduling.selection import SelectionPool
 
 
 def needs_groups(selector: str, pool: SelectionPool) -> None:
-    """Raises `ConfigError` where a group is one rollout: its size says nothing, and a task's success rate
-    is no estimate.
-    """
+    """Raises `ConfigError` if groups have one rollout: one reward is no estimate of a success rate."""
     if pool.group_size < 2:
         raise ConfigError(
             f"The selector {selector} chooses how many rollouts a group has, from how those of earlier "
@@ -20,9 +18,7 @@ def needs_groups(selector: str, pool: SelectionPool) -> None:
 def within(
     selector: str, setting: str, size: int, *, least: int | None = None, most: int | None = None
 ) -> int:
-    """`size`, a setting of a selector. Raises `ConfigError` if it lies beyond the usual group size, which
-    bounds it.
-    """
+    """Return `size`, a setting of a selector. Raises `ConfigError` if it is below `least` or above `most`."""
     if least is not None and size < least:
         raise ConfigError(
             f"generate.settings, selector {selector}: {setting} = {size} is below trainer.group_size = "

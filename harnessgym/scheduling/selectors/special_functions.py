@@ -1,4 +1,4 @@
-"""The functions of statistics that selectors need and numpy lacks."""
+"""Special functions that selectors need and numpy lacks."""
 
 import math
 from functools import lru_cache
@@ -9,9 +9,7 @@ from harnessgym.scheduling.selectors.difficulty import Float64Array
 
 
 def log_gamma(x: Float64Array) -> Float64Array:
-    """Logarithm of Γ(x) for x > 0, of the same shape: Stirling's series behind a shift to x >= 10; error
-    below 1e-12.
-    """
+    """Log Γ(x) for x > 0, in x's shape. Stirling's series after a shift to x >= 10; error below 1e-12."""
     x = np.asarray(x, dtype=np.float64)
     shift = np.zeros_like(x)
     for _ in range(10):
@@ -24,7 +22,7 @@ def log_gamma(x: Float64Array) -> Float64Array:
 
 
 def digamma(x: Float64Array) -> Float64Array:
-    """The derivative of ln Γ(x) for x > 0, likewise."""
+    """The derivative of ln Γ(x) for x > 0, by the same method."""
     x = np.asarray(x, dtype=np.float64)
     shift = np.zeros_like(x)
     for _ in range(10):
@@ -45,9 +43,7 @@ def log_beta(a: Float64Array, b: Float64Array) -> Float64Array:
 
 @lru_cache(maxsize=4096)
 def t_quantile(probability: float, degrees: int) -> float:
-    """The quantile of Student's t with whole degrees of freedom, for a probability above 1/2; by
-    bisection.
-    """
+    """Quantile of Student's t with integer degrees of freedom for a probability above 1/2, by bisection."""
     low, high = 0.0, 1.0
     while _t_below(high, degrees) < probability:
         high *= 2

@@ -1,4 +1,4 @@
-"""Every task once an epoch, in an order of the epoch's own."""
+"""Every task once per epoch, in an order that is shuffled anew for each epoch."""
 
 import random
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from harnessgym.scheduling.selection import Pick, SelectionPool, Visit
 
 
 class UniformSettings(Config):
-    """There is nothing to choose."""
+    """No settings."""
 
 
 class Uniform:
-    """Looks at no counter."""
+    """Ignores the results of visits."""
 
     settings = UniformSettings
 
@@ -28,9 +28,7 @@ class Uniform:
 
 
 def in_turn(pool: SelectionPool, number: int) -> str:
-    """The task that comes after `number` others. Selectors that choose nothing but sizes keep to this
-    order.
-    """
+    """The task after `number` others. Selectors that choose only sizes use this order."""
     epoch, place = divmod(number, len(pool.tasks))
     order = random.Random(f"{pool.seed} epoch {epoch}").sample(range(len(pool.tasks)), len(pool.tasks))
     return pool.tasks[order[place]]

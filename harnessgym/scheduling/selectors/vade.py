@@ -1,8 +1,8 @@
-"""VADE: tasks from which a group would teach most, by Thompson sampling (arXiv 2511.18902).
+"""VADE: the tasks with the highest information gain, by Thompson sampling (arXiv 2511.18902).
 
-Of each task's Beta posterior one success rate p is drawn; the tasks with the highest information gain
-p(1-p)^2 come next, which is greatest at p = 1/3. The posterior's evidence decays at two scales. That is what
-third-party notes and the abstract say; the paper's decay constants were not found, and those here are ours.
+A success rate p is drawn from each task's Beta posterior. The tasks with the highest gain p(1-p)^2 come next;
+it is greatest at p = 1/3. The posterior's evidence decays at two scales. This follows third-party notes and
+the abstract. The paper's decay constants were not found; those here are ours.
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ from harnessgym.scheduling.selectors.difficulty import Float64Array, beliefs, be
 
 
 class VadeSettings(Config):
-    """How fast evidence is forgotten."""
+    """How fast evidence decays."""
 
     visit_decay: float = Field(0.8, gt=0, le=1)
-    """What is left of a task's evidence when the task is visited again."""
+    """Share of a task's evidence that is left when the task is visited again."""
     version_decay: float = Field(0.98, gt=0, le=1)
-    """What is left of all evidence when the policy is one version further."""
+    """Share of all evidence that is left after each new policy version."""
 
 
 class Vade:
-    """Chooses tasks; groups have their usual size."""
+    """Chooses tasks. Groups have their usual size."""
 
     settings = VadeSettings
 

@@ -1,11 +1,11 @@
-"""XRPO: more rollouts where they narrow the uncertainty of a task's mean reward most (arXiv 2510.06672).
+"""XRPO: more rollouts where they most reduce the uncertainty of a task's mean reward (arXiv 2510.06672).
 
 With n rewards of standard deviation s the half-width of the t-interval is h(n) = t s / sqrt(n), with t at 1 -
-alpha/2 and n - 1 degrees of freedom. Behind a base for every group, one rollout after the other goes to the
-group with the highest h(n) - h(n+1) + bonus * sqrt(ln(1+T) / n), where T counts all rollouts. The half-width
-is the paper's; the bonus follows a third-party note of it, and its weight was not found. Left out: examples
-put into the prompts of tasks that never succeed, which a black-box harness does not take, and the novelty
-advantage, which is no selection. Tasks come in turn.
+alpha/2 and n - 1 degrees of freedom. Every group gets a base. Each further rollout goes to the group with the
+highest h(n) - h(n+1) + bonus * sqrt(ln(1+T) / n), where T counts all rollouts. The half-width is the paper's.
+The bonus follows a third-party note of it; its weight was not found. Left out: examples in the prompts of
+tasks that never succeed, which a black-box harness cannot take, and the novelty advantage, which is not
+selection. Tasks come in turn.
 """
 
 import math
@@ -23,22 +23,22 @@ from harnessgym.scheduling.selectors.uniform import in_turn
 
 
 class XrpoSettings(Config):
-    """How rollouts are spread."""
+    """How rollouts are spread over groups."""
 
     base: int | None = Field(None, ge=2)
-    """Rollouts that every group has; half the group size if not given."""
+    """Rollouts that every group gets. Defaults to half the group size."""
     most: int | None = Field(None, ge=2)
-    """Rollouts of a group at most; three times the group size if not given."""
+    """Most rollouts in a group. Defaults to three times the group size."""
     alpha: float = Field(0.05, gt=0, lt=1)
-    """One minus the interval's confidence."""
+    """One minus the confidence of the interval."""
     bonus: float = Field(0.01, ge=0)
-    """Weight of exploration; ours."""
+    """Weight of exploration. Ours, not the paper's."""
     remembered: int = Field(2, gt=0)
-    """Last visits to a task that its interval rests on; the paper's is within one step."""
+    """Number of last visits to a task that its interval uses. The paper's interval is within one step."""
 
 
 class Xrpo:
-    """Chooses sizes: those of a batch's worth of groups add up to the usual size times their number."""
+    """Chooses group sizes. Those of a batch's worth of groups add up to their number times the usual size."""
 
     settings = XrpoSettings
 
@@ -76,6 +76,7 @@ class Xrpo:
         ]
         spread = [float(np.std(values, ddof=1)) if len(values) > 1 else 0.5 for values in known]
         sizes = [self._base] * len(tasks)
+        # Greedy suffices: each further rollout of a group is worth less than the one before it.
         for _ in range(max(0, block.rollouts - sum(sizes))):
             worth = [
                 self._worth(s, max(2, len(values) + size), total) if size < self._most else -math.inf
