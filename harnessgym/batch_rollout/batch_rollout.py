@@ -1,9 +1,7 @@
-"""A campaign: every task of a set run so many times by one harness, through a proxy and a node of this
-process.
+"""A campaign: one harness runs every task of a set `samples` times, with a proxy and node of this process.
 
-Its folder holds everything: `campaign.json` (what was asked), `traces.db`, `results.jsonl` (a line per
-rollout), `summary.json`, logs. Interrupted or killed, the same campaign in the same folder goes on where it
-stood.
+Its folder holds everything: `campaign.json` (the settings), `traces.db`, `results.jsonl` (a line per
+rollout), `summary.json` and logs. After an interruption the same campaign in the same folder resumes.
 """
 
 import asyncio
@@ -44,16 +42,16 @@ from harnessgym.wrapping.upstream import WrapUpstream, find_upstream
 
 PURPOSE = "rollout"
 _NAME = "rollout"
-"""Of a campaign's run."""
+"""Name of a campaign's run."""
 _SUBMIT = 64
-"""Groups that are submitted in one transaction."""
+"""Groups submitted in one transaction."""
 _LOOK_S = 0.5
 _OVERLAP_S = 5.0
-"""How far back each look goes, for what was committed late."""
+"""How far each look reaches back for rows that were committed late."""
 FREE = ("folder", "at_once", "serve", "second_opinion", *EngineTimeouts.model_fields)
-"""What may differ when a campaign is taken up again: it changes no result."""
+"""Settings that may differ when a campaign resumes, because they change no result."""
 _NOT_RECORDED_ONCE = {"session": CampaignSettings.model_fields["session"].default.model_dump(mode="json")}
-"""What campaigns had whose record does not say."""
+"""Settings of campaigns whose record lacks them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +60,24 @@ class BatchProgress:
 
     total: int
     by_status: dict[str, int]
-    """Attempts."""
+    """Attempts by status."""
     done: int
-    """Slots that nothing more comes of."""
+    """Slots with a final result."""
     not_graded: int
     reward: float | None
-    """Mean so far."""
+    """Mean reward so far."""
     tokens_per_s: float
     eta_s: float | None
     stages: Sequence[StageCounts]
 
 
 Observer = Callable[[BatchProgress], None]
-"""Called on the node's event loop, so it must not take long."""
+"""Called on the node's event loop, so it must return quickly."""
 
 
 @dataclass
 class CampaignPlan:
-    """All groups of a campaign, submitted in order and once."""
+    """All groups of a campaign, each submitted once, in order."""
 
     run_id: str
     policy_id: str
@@ -98,7 +96,7 @@ class CampaignPlan:
         return self._by_id[key]
 
     def submit(self, conn: Connection, status: str) -> int:
-        """The next groups, whatever runs: how much is claimed at a time is the node's affair."""
+        """Submit the next groups, however many run: the node decides how many it claims."""
         if self._submitted or status != "training":
             return 0
         first = sum(rollouts.group_states(conn, self.run_id, PURPOSE).values())
@@ -136,9 +134,9 @@ class BatchRollout:
     """
 
     def __init__(self, settings: CampaignSettings, upstream: WrapUpstream | None = None) -> None:
-        """`upstream` is what answers, where `settings.upstream` is no more than its name.
+        """`upstream` answers the calls; without it `settings.upstream` is looked up.
 
-        Raises `ConfigError` for what cannot be run.
+        Raises `ConfigError` for settings that cannot run.
         """
         if settings.tasks is None and not settings.serve:
             raise ConfigError(
@@ -147,7 +145,7 @@ class BatchRollout:
         self.settings = settings
         self.upstream = upstream or find_upstream(settings.upstream, settings.policy, settings.max_length)
         self.tasks, self.remarks = chosen_tasks(settings)
-        """What is run, and a line for each thing about the set that should be known."""
+        """The tasks to run, and remarks about the set."""
         self.section = harness_of(settings)
         self.folder = RunFolder(settings.folder.resolve())
         self.options = NodeSection(
@@ -161,20 +159,21 @@ class BatchRollout:
         self._claimed = False
 
     def claim(self) -> None:
-        """Make the folder this campaign's. Raises `ConfigError` if it holds another, or one that another
-        process runs.
-        """
+        """Claim the folder. Raises `ConfigError` if it holds another campaign or another process runs it."""
         if not self._claimed:
             _claim(self.folder, self.settings, self.tasks)
             self._claimed = True
 
     @property
     def store_url(self) -> str:
-        """The trace store."""
+        """URL of the trace store."""
         return f"sqlite:///{self.folder.root / 'traces.db'}"
 
     async def run(self, observe: Observer = lambda _: None) -> dict[str, Any]:
-        """Run to the end; the summary, which is also written. Raises `HarnessGymError` if it cannot go on."""
+        """Run to the end and return the summary, which is also written.
+
+        Raises `HarnessGymError` if the campaign cannot continue.
+        """
         self.claim()
         with TraceStore.create(self.store_url) as store:
             run_id, policy_id = _enter(self.folder, store, self.upstream, self.settings)
@@ -215,20 +214,21 @@ class BatchRollout:
                 yield node
 
     def _refuse_unfit(self, backend: SandboxBackend) -> None:
-        """Before anything runs. Raises `CapabilityError` naming what a task needs and the backend lacks."""
+        """Check all tasks before any runs. Raises `CapabilityError` naming what the backend lacks."""
         for task in self.tasks:
             require(backend.capabilities, needs(task))
 
     async def _attend(
         self, store: TraceStore, node: Node, proxy: OwnProxy, run_id: str, observe: Observer
     ) -> None:
-        """The node until everything is done; results as they come, the proxy alive."""
+        """Run the node until everything is done, collect results, and restart the proxy if it dies."""
         serving = asyncio.create_task(node.serve())
         try:
             while not serving.done():
                 await asyncio.wait({serving}, timeout=_LOOK_S)
                 proxy.revive()  # not in another thread: a child ends with the thread that started it
                 observe(await anyio.to_thread.run_sync(self._look, store, node, run_id))
+                # The node ends by itself once it reads this status, so that it finishes what it is writing.
                 if self.tasks and len(self._final) >= self._total and not self.settings.serve:
                     await store.awrite(lambda conn: runs.set_status(conn, run_id, "done"))
             await serving
@@ -245,7 +245,8 @@ class BatchRollout:
         return self._progress(store, node, run_id)
 
     def _collect(self, store: TraceStore, run_id: str) -> None:
-        """Append what has ended since the last look."""
+        """Append the results that became final since the last look."""
+        # The looks overlap, so `_seen` keeps a rollout from being written twice.
         changes = store.read(lambda conn: rollout_states.changed(conn, run_id, self._cursor - _OVERLAP_S))
         fresh = []
         for at, kind, state in changes:
@@ -265,7 +266,7 @@ class BatchRollout:
             self._final[state.ordinal, state.slot] = state
 
     def _write_results(self, store: TraceStore, run_id: str) -> list[RolloutState]:
-        """All results in order, instead of those that were appended as they came."""
+        """Rewrite the results in order, in place of those appended as they came."""
         states = store.read(lambda conn: rollout_states.slots(conn, run_id, PURPOSE))
         final = [state for state in states if state.final]
         results.replace_file(self.folder.root / "results.jsonl", results.written(final))
@@ -301,9 +302,7 @@ class BatchRollout:
 
 
 def harness_of(settings: CampaignSettings) -> HarnessSection:
-    """What is run. Raises `ConfigError` or `HarnessError` if it, or the sandbox that it is to run in,
-    cannot be used.
-    """
+    """The campaign's harness. Raises `ConfigError` or `HarnessError` if it or the sandbox cannot be used."""
     section = HarnessSection(name=settings.harness, type=settings.harness, settings=settings.harness_settings)
     make_harness(section)
     if problem := load("sandbox", settings.sandbox).unavailable():
@@ -312,9 +311,7 @@ def harness_of(settings: CampaignSettings) -> HarnessSection:
 
 
 def _claim(folder: RunFolder, settings: CampaignSettings, tasks: Sequence[Task]) -> None:
-    """Make the folder this campaign's and nobody else's. Raises `ConfigError` if it holds another, or one
-    that runs.
-    """
+    """Claim the folder for this campaign. Raises `ConfigError` if it holds another or one that runs."""
     from harnessgym.supervisor.preparation import claim_folder
 
     asked = {name: value for name, value in settings.model_dump(mode="json").items() if name not in FREE}
@@ -344,7 +341,7 @@ def _claim(folder: RunFolder, settings: CampaignSettings, tasks: Sequence[Task])
 def _enter(
     folder: RunFolder, store: TraceStore, upstream: WrapUpstream, settings: CampaignSettings
 ) -> tuple[str, str]:
-    """The ids of the folder's run and its policy; what an earlier process left running is run again."""
+    """Ids of the folder's run and its policy. Rollouts that an earlier process left running are requeued."""
     run = find_run(folder, store, lambda run: run.name == _NAME)
     if run is None:
         values = settings.model_dump(mode="json")
@@ -369,6 +366,6 @@ def _take_up(conn: Connection, run_id: str, upstream: WrapUpstream) -> None:
 
 
 def _seed(seed: int, task: str, slot: int) -> int:
-    """31 bits that depend on the campaign's seed and the rollout's place alone."""
+    """31 bits that depend only on the campaign's seed, the task and the slot."""
     digest = hashlib.blake2b(f"{seed} {task} {slot}".encode(), digest_size=4).digest()
     return int.from_bytes(digest) >> 1

@@ -1,4 +1,4 @@
-"""What rollouts came to: one line each, and the numbers that are reported.
+"""Results of rollouts: one line each, and the reported numbers.
 
 `pass_at_k` is the unbiased estimator of Chen et al., "Evaluating Large Language Models Trained on Code"
 (2021), eq. 1.
@@ -41,23 +41,22 @@ def written(states: Iterable[RolloutState]) -> str:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Replace a file whole: a reader sees the old or the new one."""
+    """Replace a file atomically: a reader sees the old or the new one."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.write_text(text)
     fresh.replace(path)
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """The chance that of k samples at least one passes, estimated from `samples` of which `passed` did; 1
-    ≤ k ≤ samples.
-    """
+    """Estimated chance that one of k samples passes, given `passed` of `samples`; 1 ≤ k ≤ samples."""
+    # 1 - C(n-c, k) / C(n, k) as a product, because the binomials overflow for large n.
     if samples - passed < k:
         return 1.0
     return 1.0 - math.prod(1.0 - k / n for n in range(samples - passed + 1, samples + 1))
 
 
 def graded_by_task(states: Iterable[RolloutState]) -> dict[str, list[float]]:
-    """Rewards by task. A tampered rollout has 0; one without a verdict has none and is left out."""
+    """Rewards by task. A tampered rollout has reward 0; one without a verdict is left out."""
     out: dict[str, list[float]] = {}
     for state in states:
         if state.status == "finished" and state.reward is not None:
@@ -66,9 +65,7 @@ def graded_by_task(states: Iterable[RolloutState]) -> dict[str, list[float]]:
 
 
 def summarise(states: Sequence[RolloutState], pass_reward: float) -> dict[str, Any]:
-    """The numbers of `summary.json`. A rollout passes with a reward of `pass_reward` or more; intervals
-    are over tasks.
-    """
+    """The numbers of `summary.json`. Rewards from `pass_reward` on pass; intervals are over tasks."""
     by_task = graded_by_task(states)
     most = max((len(rewards) for rewards in by_task.values()), default=0)
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k <= most]
@@ -93,7 +90,7 @@ def summarise(states: Sequence[RolloutState], pass_reward: float) -> dict[str, A
 
 
 def passes_of(by_task: Mapping[str, Sequence[float]], k: int, pass_reward: float) -> list[float]:
-    """pass@k of every task with at least k graded rollouts."""
+    """pass@k of each task with at least k graded rollouts."""
     return [
         pass_at_k(len(rewards), sum(reward >= pass_reward for reward in rewards), k)
         for rewards in by_task.values()

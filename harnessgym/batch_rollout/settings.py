@@ -1,4 +1,4 @@
-"""What a campaign is: its settings, and the tasks that they choose."""
+"""Settings of a campaign, and the tasks they choose."""
 
 import hashlib
 import json
@@ -68,9 +68,7 @@ class CampaignSettings(EngineTimeouts):
 
 
 def chosen_tasks(settings: CampaignSettings) -> tuple[list[Task], list[str]]:
-    """What is run, and a line for each thing about the set that should be known. Raises `ConfigError` if
-    that is nothing.
-    """
+    """The tasks to run, and remarks about the set. Raises `ConfigError` if there are none."""
     if settings.tasks is None:
         return [], []
     found = task_set(settings.tasks)
@@ -98,6 +96,6 @@ def chosen_tasks(settings: CampaignSettings) -> tuple[list[Task], list[str]]:
 
 
 def digest_of(tasks: Sequence[Task]) -> str:
-    """Hex that differs where anything of any task does."""
+    """Hash in hex that changes with any part of any task."""
     payload = json.dumps([payload_of(task) for task in tasks], sort_keys=True)
     return hashlib.blake2b(payload.encode(), digest_size=8).hexdigest()

@@ -1,1 +1,1 @@
-"""Evaluations: policies run on the same held-out tasks, and compared task by task."""
+"""Evaluates policies on the same held-out tasks and compares them task by task."""

@@ -1,6 +1,4 @@
-"""What an evaluation found: each policy by itself, and against the first one, paired over the tasks both
-were graded on.
-"""
+"""Scores of an evaluation: each policy alone, and paired with the first over tasks both were graded on."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,35 +10,33 @@ from harnessgym.interval import Interval, mean_with_interval, paired_difference
 from harnessgym.store.rollout_states import RolloutState
 
 PASS_REWARD = 1.0
-"""A rollout passes with this reward or more."""
+"""Least reward with which a rollout passes."""
 FEW_TASKS = 20
-"""With fewer, percentile bootstrap intervals are too narrow: they leave the truth out more often than one
+"""With fewer tasks percentile bootstrap intervals are too narrow: they miss the truth more often than one
 time in twenty."""
 _EQUAL = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyScore:
-    """One policy on all tasks. Intervals are over tasks, of which each counts alike, however often it was
-    graded.
-    """
+    """One policy's score on all tasks. Intervals are over tasks; every task has the same weight."""
 
     reward: Interval
-    """Mean over tasks of the mean reward."""
+    """Mean over tasks of a task's mean reward."""
     pass_at: Mapping[int, Interval]
-    """By k; over the tasks with at least k graded rollouts."""
+    """pass@k by k, over the tasks with at least k graded rollouts."""
     pass_tasks: Mapping[int, int]
-    """By k: how many tasks those are."""
+    """Number of those tasks by k."""
     rollouts: int
     graded: int
     tokens: float | None
-    """Sampled per graded rollout."""
+    """Sampled tokens per graded rollout."""
     causes: Mapping[str, int]
-    """Why rollouts could not be graded, or how agents failed."""
+    """Causes of failure, of the infrastructure and of the agents."""
     failures: Mapping[str, int]
-    """The part of `causes` that is of rollouts which could not be graded."""
+    """The part of `causes` from rollouts that could not be graded."""
     run_again: int
-    """Attempts that infrastructure failures ended and that were followed by another."""
+    """Attempts that ended with an infrastructure failure and were retried."""
 
     def as_json(self) -> dict[str, Any]:
         """Its part of `eval.json`."""
@@ -62,20 +58,20 @@ class PolicyScore:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A policy against another one, task by task."""
+    """A policy compared with another task by task."""
 
     difference: Interval
-    """Mean over tasks of how much more reward it has."""
+    """Mean over tasks of the difference in reward."""
     better: int
-    """Tasks on which it has more."""
+    """Tasks on which it has more reward."""
     worse: int
     equal: int
     left_out: int
-    """Tasks on which one of the two has no graded rollout."""
+    """Tasks on which one of the two policies has no graded rollout."""
 
     @property
     def tasks(self) -> int:
-        """Tasks that were compared."""
+        """Number of compared tasks."""
         return self.better + self.worse + self.equal
 
     @property
@@ -85,14 +81,14 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """The same in words."""
+        """The result in words."""
         low, high = self.difference.low, self.difference.high
         if low is None or high is None:
             return "too few tasks"
         return "better" if low > 0 else "worse" if high < 0 else "no improvement shown"
 
     def as_json(self) -> dict[str, Any]:
-        """Its part of `eval.json`."""
+        """The comparison's part of `eval.json`."""
         counts = {"tasks": self.tasks, "better": self.better, "worse": self.worse, "equal": self.equal}
         return {
             "difference": self.difference.as_json(),
@@ -103,7 +99,7 @@ class Comparison:
 
 
 def score(states: Sequence[RolloutState], k: int) -> PolicyScore:
-    """What rollouts of one policy came to, with pass@1 and pass@k."""
+    """Score the rollouts of one policy, with pass@1 and pass@k."""
     by_task = graded_by_task(states)
     passes = {each: passes_of(by_task, each, PASS_REWARD) for each in sorted({1, k})}
     failed = [state for state in states if state.status != "finished"]
@@ -122,7 +118,7 @@ def score(states: Sequence[RolloutState], k: int) -> PolicyScore:
 
 
 def compare(before: Sequence[RolloutState], after: Sequence[RolloutState]) -> Comparison:
-    """What `after` has more than `before`, on the same tasks."""
+    """Compare `after` with `before` on the same tasks."""
     return compare_rewards(
         _means(graded_by_task(before)),
         _means(graded_by_task(after)),
@@ -131,7 +127,7 @@ def compare(before: Sequence[RolloutState], after: Sequence[RolloutState]) -> Co
 
 
 def compare_rewards(before: Mapping[str, float], after: Mapping[str, float], asked: set[str]) -> Comparison:
-    """The same from mean rewards by task; `asked` are all tasks that were run."""
+    """Compare mean rewards by task. `asked` holds all tasks that were run."""
     common = sorted(before.keys() & after.keys())
     gains = [after[task] - before[task] for task in common]
     better = sum(gain > _EQUAL for gain in gains)

@@ -1,8 +1,7 @@
-"""An evaluation: several policies, one campaign each, all with the same tasks and seeds.
+"""An evaluation: several policies, each in its own campaign, all with the same tasks and seeds.
 
-Its folder holds `evaluation.json` (what was asked, and which versions that was), a folder per policy with all
-that a campaign writes, and in the end `eval.json`. Interrupted or killed, the same evaluation in the same
-folder goes on where it stood.
+Its folder holds `evaluation.json` (the settings and the versions they name), a campaign folder per policy,
+and at the end `eval.json`. After an interruption the same evaluation in the same folder resumes.
 """
 
 import asyncio
@@ -40,27 +39,27 @@ from harnessgym.wrapping.upstream import find_upstream
 
 Watch = Callable[[], AbstractContextManager[Observer]]
 _BATCH = 32
-"""Sequences that an own engine decodes together, at least."""
+"""Least number of sequences that an own engine decodes together."""
 
 
 class EvaluationSettings(Config):
-    """What is evaluated, and how."""
+    """What to evaluate, and how."""
 
     policies: tuple[str, ...] = Field(min_length=1)
-    """See `harnessgym.evaluation.policies`. Each is compared with the first."""
+    """Policies by name, see `harnessgym.evaluation.policies`. Each is compared with the first."""
     campaign: CampaignSettings
-    """What all of them run. Its folder is the evaluation's; its upstream is not asked."""
+    """The campaign that all policies run. Its folder is the evaluation's; its upstream is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """One policy, when it is done."""
+    """The result of one policy."""
 
     policy: NamedPolicy
     folder: Path
     score: PolicyScore
     comparison: Comparison | None
-    """With the first one; None for that one itself."""
+    """Comparison with the first policy; None for the first itself."""
 
 
 class Evaluation:
@@ -72,19 +71,19 @@ class Evaluation:
     """
 
     def __init__(self, settings: EvaluationSettings) -> None:
-        """Raises `ConfigError` for what cannot be run, and for a folder that holds another evaluation."""
+        """Raises `ConfigError` for settings that cannot run and for a folder that holds another evaluation."""
         self.settings = settings
         self.folder = RunFolder(settings.campaign.folder.resolve())
         self.tasks, self.remarks = chosen_tasks(settings.campaign)
-        """What is run, and a line for each thing about the set that should be known."""
+        """The tasks to run, and remarks about the set."""
         harness_of(settings.campaign)
         self.policies = self._claim()
 
     async def run(self, say: Callable[[str], None], watch: Watch) -> list[Evaluated]:
-        """Run all policies, one after another; what they came to, which is also written.
+        """Run all policies one after another. Returns their results, which are also written.
 
-        `say` is told what happens, `watch` makes what each campaign shows its progress to. Raises
-        `HarnessGymError` if it cannot go on, or no rollout of a policy could be graded.
+        `say` gets messages, and `watch` makes the observer of each campaign's progress. Raises
+        `HarnessGymError` if it cannot continue, or if no rollout of a policy could be graded.
         """
         for number, policy in enumerate(
             self.policies
@@ -122,11 +121,11 @@ class Evaluation:
         return self.settings.campaign.samples
 
     def folder_of(self, number: int) -> Path:
-        """Where everything of a policy is."""
+        """The folder of a policy's campaign."""
         return self.folder.root / f"{number + 1}-{self.policies[number].slug}"
 
     async def _run(self, policy: NamedPolicy, folder: Path, watch: Watch) -> None:
-        """One policy's campaign to its end."""
+        """Run one policy's campaign to its end."""
         shared = self.settings.campaign
         settings = shared.model_copy(update={"folder": folder, "upstream": policy.title})
         if policy.kind == "upstream":
@@ -145,10 +144,10 @@ class Evaluation:
                 await BatchRollout(settings, upstream).run(look)
 
     def _claim(self) -> list[NamedPolicy]:
-        """Make the folder this evaluation's; its policies, which are looked up once: a run's newest version
-        stays the same.
+        """Claim the folder and return the policies.
 
-        Raises `ConfigError` if it holds another evaluation, or one that another process runs.
+        They are looked up once and recorded, so that "the newest version" of a run means the same after a
+        resume. Raises `ConfigError` if the folder holds another evaluation or another process runs it.
         """
         asked = self.settings.campaign.model_dump(mode="json", exclude=set(FREE)) | {
             "tasks_digest": digest_of(self.tasks)
@@ -178,7 +177,7 @@ class Evaluation:
         return found
 
     def _report(self, done: Sequence[Evaluated]) -> dict[str, Any]:
-        """`eval.json`."""
+        """The content of `eval.json`."""
         shared = self.settings.campaign
         named = ("tasks", "split", "harness", "sandbox", "samples", "temperature", "max_tokens", "seed")
         return {
@@ -212,7 +211,7 @@ def _differences(recorded: dict[str, Any], asked: dict[str, Any]) -> str:
 
 
 async def _exported(policy: NamedPolicy, out: Path) -> Path:
-    """The model folder of a run's version, made once. Torch stays in a process of its own."""
+    """The model folder of a run's version, exported once. A child process does it, to keep torch out of this."""
     if out.is_dir():
         return out
     words = ["weights", "export", f"{policy.where}@{policy.version}", str(out)]
@@ -236,7 +235,7 @@ async def _exported(policy: NamedPolicy, out: Path) -> Path:
 
 
 def _states(folder: Path) -> list[RolloutState]:
-    """What became of a finished campaign's rollouts."""
+    """The final states of a finished campaign's rollouts."""
     with TraceStore.open(f"sqlite:///{folder / 'traces.db'}") as store:
         run = store.read(lambda conn: run_of(conn, RunFolder(folder)))
         assert run is not None
@@ -244,12 +243,12 @@ def _states(folder: Path) -> list[RolloutState]:
 
 
 def _stamped(policy: NamedPolicy) -> dict[str, Any]:
-    """A policy for `evaluation.json`, with what shows whether a model folder's weights were replaced."""
+    """A policy for `evaluation.json`, with file sizes and times that show if its weights were replaced."""
     return policy.model_dump(mode="json") | {"files": _files(policy)}
 
 
 def _unchanged(recorded: dict[str, Any]) -> NamedPolicy:
-    """The policy that was recorded. Raises `ConfigError` if its model folder has other weights by now."""
+    """The recorded policy. Raises `ConfigError` if its model folder now has other weights."""
     policy = NamedPolicy.model_validate({name: value for name, value in recorded.items() if name != "files"})
     if _files(policy) != recorded["files"]:
         raise ConfigError(
@@ -260,7 +259,7 @@ def _unchanged(recorded: dict[str, Any]) -> NamedPolicy:
 
 
 def _files(policy: NamedPolicy) -> dict[str, list[int]]:
-    """Size and time of change of a model folder's weights, by name."""
+    """Size and modification time of a model folder's weight files, by name."""
     if policy.kind != "model":
         return {}
     found = ((file.name, file.stat()) for file in sorted(Path(policy.where).glob("*.safetensors")))

@@ -1,4 +1,4 @@
-"""An engine of one's own: a child process that serves a model folder as long as an evaluation needs it."""
+"""An own engine: a child process that serves a model folder for the time of an evaluation."""
 
 import asyncio
 import os
@@ -21,22 +21,21 @@ _NAME = "engine"
 
 
 class OwnEngine:
-    """The child process, as long as the context of `own_engine` is open."""
+    """The child process; usable while the context of `own_engine` is open."""
 
     def __init__(self, url: str, children: Children) -> None:
         self.url = url
         self._children = children
 
     def revive(self) -> None:
-        """Start it again if it has ended or hangs: connections wait meanwhile. Raises `HarnessGymError` if
-        that goes on.
+        """Restart it if it has ended or hangs; connections queue meanwhile.
+
+        Raises `HarnessGymError` if it ends again and again.
         """
         self._children.revive()
 
     async def ready(self) -> None:
-        """Wait until it serves, however long the model takes to load. Raises `PolicyError` if it ends
-        instead.
-        """
+        """Wait until it serves, however long the model takes to load. Raises `PolicyError` if it ends first."""
         async with httpx.AsyncClient(timeout=_ANSWER_S, trust_env=False) as http:
             while not self._children.exited():
                 try:
@@ -55,9 +54,7 @@ class OwnEngine:
 async def own_engine(
     folder: RunFolder, model: Path, max_batch: int, max_length: int | None
 ) -> AsyncIterator[OwnEngine]:
-    """Serve a model folder; log and settings are in `folder`. It ends with the context, or with this
-    process.
-    """
+    """Serve a model folder until the context or this process ends. Log and settings go to `folder`."""
     threads = max(1, (os.cpu_count() or 1) // 2)
     children = Children(folder, threads, _RESTARTS)
     children.end_leftovers()

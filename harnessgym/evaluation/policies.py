@@ -1,9 +1,9 @@
-"""What `harnessgym eval` evaluates: a model folder, a version of a run, or whatever answers at an address.
+"""Finds the policies of `harnessgym eval`: a model folder, a version of a run, or an upstream's address.
 
 runs/mine          the newest version of a run
 runs/mine@12       its version 12
 models/qwen        a Hugging Face model folder
-http://HOST:PORT   an engine that runs; and the other upstreams of `harnessgym rollout`
+http://HOST:PORT   a running engine; the other upstreams of `harnessgym rollout` work too
 """
 
 import re
@@ -23,12 +23,13 @@ _DIRECTORY = re.compile(r"v(\d{8,})")
 
 
 class NamedPolicy(Config):
-    """A policy that was found."""
+    """A policy that a name was resolved to."""
 
     named: str
-    """As it was asked for."""
+    """The name as given."""
     kind: Literal["model", "version", "upstream"]
-    """A model folder; a version of a run, to be made into one; something that answers already."""
+    """model: a model folder. version: a run's version, to be exported to one. upstream: something that
+    already answers."""
     where: str
     """Model folder, run folder or address."""
     version: int | None = None
@@ -38,20 +39,20 @@ class NamedPolicy(Config):
 
     @property
     def title(self) -> str:
-        """As it is shown: a run's newest version with its number."""
+        """Name for display; a run's newest version has its number."""
         return self.named if self.version is None or "@" in self.named else f"{self.named}@{self.version}"
 
     @property
     def slug(self) -> str:
-        """A file name for it."""
+        """The title as a file name."""
         name = self.where if self.kind == "upstream" else Path(self.title).name
         return re.sub(r"[^A-Za-z0-9._@-]+", "-", name).strip("-.") or "policy"
 
 
 def find_policy(named: str, policy: str = "") -> NamedPolicy:
-    """What a name stands for; `policy` is the one of the run's that is meant, where it trains several.
+    """Resolve a name. `policy` names one of the run's policies, if it trains several.
 
-    Raises `ConfigError` if it stands for nothing, and `PolicyError` if the run has no such version.
+    Raises `ConfigError` for an unknown name, and `PolicyError` if the run has no such version.
     """
     if _ADDRESS.match(named):
         return NamedPolicy(named=named, kind="upstream", where=named)
@@ -79,9 +80,7 @@ def find_policy(named: str, policy: str = "") -> NamedPolicy:
 
 
 def _of_run(named: str, folder: RunFolder, asked: int | None) -> NamedPolicy:
-    """A version of a run. Its first one is the model folder that it started from, once it is no longer
-    kept.
-    """
+    """A version of a run. If its first version is no longer kept, that is the model folder it started from."""
     config = folder.config().of_policy(folder.policy)
     if config.policies and not folder.policy:
         known = ", ".join(policy.name for policy in config.all_policies)
@@ -116,7 +115,7 @@ def _of_run(named: str, folder: RunFolder, asked: int | None) -> NamedPolicy:
 
 
 def _recorded(folder: RunFolder, policy: str) -> list[PolicyVersion]:
-    """Versions that the run's store knows."""
+    """Versions in the run's store."""
     with TraceStore.open(folder.store_url()) as store:
         run = store.read(partial(run_of, folder=folder))
         found = {} if run is None else store.read(lambda conn: policies.of_run(conn, run.id))
@@ -124,6 +123,6 @@ def _recorded(folder: RunFolder, policy: str) -> list[PolicyVersion]:
 
 
 def _kept(folder: RunFolder) -> set[int]:
-    """Versions that are whole on disk."""
+    """Versions that are complete on disk."""
     found = (_DIRECTORY.fullmatch(path.parent.name) for path in folder.versions.glob("v*/COMMITTED"))
     return {int(match[1]) for match in found if match}

@@ -1,6 +1,4 @@
-"""An evaluation as a run's file says: the tasks, one of the harnesses, the sandbox and the sampling that
-it trains with.
-"""
+"""Evaluation settings from a run's file: its tasks, one of its harnesses, its sandbox and its sampling."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +12,10 @@ from harnessgym.supervisor.preparation import choose_sandbox
 
 
 def as_in_run(config: RunConfig, harness: str | None, notify: Callable[[str], None]) -> dict[str, Any]:
-    """Settings of a campaign; `harness` is the name of one of the run's, else its first is taken.
+    """Campaign settings with the run's harness of this name, or its first harness.
 
-    `notify` is told what was chosen. Raises `ConfigError` if the run has no such harness, or its sandbox
-    cannot be used.
+    `notify` gets a message about the choice. Raises `ConfigError` if the run has no such harness or its
+    sandbox cannot be used.
     """
     section = _harness(config, harness)
     if harness is None and len(config.harnesses) > 1:

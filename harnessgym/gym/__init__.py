@@ -1,1 +1,1 @@
-"""Gymnasium environments in which an action is a whole rollout of a harness, or one message to it."""
+"""Gymnasium environments whose actions drive a harness: a whole rollout, or one completion at a time."""

@@ -1,9 +1,9 @@
 """A harness as a gymnasium environment: the observation is its next model request, the action the completion.
 
-The real harness runs in a sandbox against a proxy, as in any rollout, and waits; `step` is what it waits for.
-So an agent that speaks gymnasium stands in the place of the model, in any harness. Requests that come at the
-same time, from sub-agents, are given one at a time in the order in which they came. When the harness ends,
-what it left is judged, and that is the reward.
+The real harness runs in a sandbox against a proxy, as in any rollout, and waits until `step` answers its
+request. So a gymnasium agent can take the place of the model in any harness. Concurrent requests, from
+sub-agents, are observed one at a time in order of arrival. When the harness ends, its workspace is graded,
+and that is the reward.
 """
 
 import contextlib
@@ -29,22 +29,22 @@ from harnessgym.task import Split, Task
 from harnessgym.tasks.source import task_set
 
 REQUEST = 65_536
-"""Characters of a request, at most: of longer ones, what messages say is cut in the middle."""
+"""Most characters of a request. In longer ones the texts of messages are cut in the middle."""
 LONGEST = 65_536
-"""Characters of a completion, at most."""
+"""Most characters of a completion."""
 _STILLBORN = 3
 _NOTHING = "{}"
 _LEAST = 64
 
 
 class HarnessEnv(gymnasium.Env[str, str]):
-    """See the module. Observations are JSON objects with `model`, `messages`, `tools` and `tool_choice`; `{}`
-    at the end.
+    """A harness as an environment; see the module.
 
-    An action is a completion as the policy would write it, or a JSON object with `content`, `reasoning` and
-    `tool_calls` (each a `name` and `arguments`), or one with `token_ids`, which may have `logprobs` and a
-    `version` and can then be trained on. One that cannot be said leaves the request waiting: it is the next
-    observation too, and the info says why.
+    Observations are JSON objects with `model`, `messages`, `tools` and `tool_choice`, and `{}` at the end. An
+    action is a completion as the policy would write it, or a JSON object with `content`, `reasoning` and
+    `tool_calls` (each a `name` and `arguments`). An object with `token_ids`, and optionally `logprobs` and a
+    `version`, can be trained on. An invalid action leaves the request waiting: the next observation is the
+    same request, and the info says why.
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012  # as gymnasium declares it
@@ -62,11 +62,12 @@ class HarnessEnv(gymnasium.Env[str, str]):
         folder: str | Path | None = None,
         render_mode: str | None = None,
     ) -> None:
-        """`harness` and its settings are those of `harnessgym rollout`; `policy` is a model folder whose
-        language is spoken.
+        """`harness` and its settings are those of `harnessgym rollout`. `policy` is a model folder whose chat
+        template and tokenizer are used.
 
-        Traces go to `folder`, which must be this environment's own, or are thrown away. `max_steps` actions,
-        and `wall_s` seconds of the harness, truncate an episode. Nothing is opened before the first reset.
+        Traces go to `folder`, which must be this environment's own; without it they are discarded. An episode
+        is truncated after `max_steps` actions or `wall_s` seconds of the harness. Nothing is opened before
+        the first reset.
         """
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
             raise ConfigError(f"There is no render mode {render_mode!r}. {nearest(render_mode, ['ansi'])}")
@@ -102,12 +103,11 @@ class HarnessEnv(gymnasium.Env[str, str]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Starts the harness on the task that the seed chooses, or that `options["task_id"]` names; its first
-        request.
+        """Start the harness on a task that the seed or `options["task_id"]` chooses. Returns its first request.
 
-        Raises ConfigError for what is not known, and what went wrong when no episode can begin several times
-        in a row. A single one that cannot begin, or a harness that ends without a request, is truncated by
-        the first step instead.
+        Raises `ConfigError` for an unknown task or option, and the underlying error when several episodes in
+        a row cannot begin. A single episode that cannot begin, or a harness that ends without a request, is
+        truncated by the first step instead.
         """
         super().reset(seed=seed)
         task = self._chosen(options or {})
@@ -134,7 +134,7 @@ class HarnessEnv(gymnasium.Env[str, str]):
         return self._seen(), self._info(task) | {"instruction": task.instruction}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Answers the request. Raises ResetNeeded when there is no episode, or it has ended."""
+        """Answer the request. Raises `ResetNeeded` if there is no running episode."""
         if not self._running:
             raise ResetNeeded("There is no running episode. Call reset() before step().")
         self._steps += 1
@@ -157,13 +157,14 @@ class HarnessEnv(gymnasium.Env[str, str]):
         return self._went_on({})
 
     def render(self) -> str | None:
-        """The episode so far, as text, with `render_mode="ansi"`."""
+        """The episode so far as text, with `render_mode="ansi"`."""
         return self._shown if self.render_mode == "ansi" else None
 
     def close(self) -> None:
-        """Ends the harness, the proxy and the backend. May be called again, and reset after it."""
+        """End the harness, the proxy and the backend. May be called twice; `reset` opens them again."""
         opened = self._open
         self._open = None
+        # In a forked child the portal's thread does not exist, and the parent still owns the processes.
         if opened is None or self._pid != os.getpid():
             return
         with opened:
@@ -172,7 +173,7 @@ class HarnessEnv(gymnasium.Env[str, str]):
             self._open = None
 
     def __del__(self) -> None:
-        """One that was forgotten ends like one that was closed."""
+        """Close an environment that was not closed."""
         if getattr(self, "_open", None) is not None:
             with contextlib.suppress(Exception):
                 self.close()
@@ -230,7 +231,7 @@ class HarnessEnv(gymnasium.Env[str, str]):
             self._portal.call(episode.aclose)
 
     def _abandon(self) -> None:
-        """Ends the episode. A proxy or a sandbox that has ended by itself has nothing left to be ended."""
+        """End the episode, and ignore errors from a proxy or sandbox that has already ended."""
         with contextlib.suppress(HarnessGymError, OSError):
             self._end_episode()
 
@@ -268,8 +269,8 @@ class HarnessEnv(gymnasium.Env[str, str]):
         return _NOTHING, reward, True, False, info
 
     def _stopped(self, reason: str, cause: str, detail: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """An end that is nobody's merit or fault. The 0.0 is gymnasium's to have; the verdict says that it
-        is no reward.
+        """Truncate after an infrastructure failure. Gymnasium needs a number, so the reward is 0.0; the
+        info's verdict tells that it is not one.
         """
         info = self._info(self._episode.task if self._episode is not None else None)
         if self._episode is not None:
@@ -288,7 +289,7 @@ class HarnessEnv(gymnasium.Env[str, str]):
         return _NOTHING if self._waiting is None else shown(self._waiting.call)
 
     def _info(self, task: Task | None) -> dict[str, Any]:
-        """The same keys each time, so that vectorised environments can stack them."""
+        """The info, always with the same keys, so that vectorised environments can stack it."""
         call = None if self._waiting is None else self._waiting.call
         return {
             "task_id": "" if task is None else task.id,
@@ -307,10 +308,9 @@ class HarnessEnv(gymnasium.Env[str, str]):
 
 
 def shown(call: Mapping[str, Any], most: int = REQUEST) -> str:
-    """A request as JSON of at most `most` characters: what its messages say is cut, the longest most, until
-    it fits.
+    """A request as JSON of at most `most` characters. Longer texts in its messages are cut until it fits.
 
-    What does not fit even so (its tools are that long) loses its tools, and at last its first messages.
+    If that is not enough, its tools are dropped, then its first messages.
     """
     request = {name: call[name] for name in ("model", "messages", "tools", "tool_choice")}
     room = most
@@ -328,7 +328,7 @@ def shown(call: Mapping[str, Any], most: int = REQUEST) -> str:
 
 
 def _shorter(value: Any, room: int) -> Any:
-    """The same with every text in it cut to `room` characters."""
+    """A copy of a JSON value with every text cut to `room` characters."""
     if isinstance(value, str):
         return fit(value, room)
     if isinstance(value, dict):

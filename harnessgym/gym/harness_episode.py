@@ -1,8 +1,7 @@
-"""A harness's run whose model calls are answered by somebody else: one sandbox, one session of the `parked`
-upstream.
+"""One run of a harness whose model calls the caller answers, through a session of the `parked` upstream.
 
-A `SharedResources` holds what such runs share: a trace store, a proxy of their own, an open sandbox backend.
-Everything is recorded as any other rollout is.
+`SharedResources` holds what such runs share: a trace store, a proxy of their own and an open sandbox backend.
+Everything is recorded as for any other rollout.
 """
 
 import asyncio
@@ -38,7 +37,7 @@ from harnessgym.wrapping.upstream import find_upstream
 
 _POLL_S = 20.0
 _LOOK_S = 1.0
-"""Between two looks whether the proxy lives."""
+"""Seconds between two checks that the proxy is alive."""
 _LEASE_S = 365 * 86_400.0
 _MODEL = "policy"
 _PARTS = frozenset({"content", "reasoning", "tool_calls"})
@@ -47,7 +46,7 @@ _TOKENS = frozenset({"token_ids", "logprobs", "version", "finish_reason"})
 
 @dataclass(frozen=True, slots=True)
 class SharedResources:
-    """What runs share; see `desk`."""
+    """What the episodes share; see `desk`."""
 
     store: TraceStore
     run_id: str
@@ -61,22 +60,21 @@ class SharedResources:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A model call that waits for its answer."""
+    """A model call that waits for an answer."""
 
     call: Mapping[str, Any]
-    """As `GET /control/sessions/{id}/pending` tells it."""
+    """The call as `GET /control/sessions/{id}/pending` returns it."""
     count: int
-    """How many wait, this one included."""
+    """Number of waiting calls, including this one."""
 
 
 @asynccontextmanager
 async def desk(
     folder: Path, harness: str, settings: Mapping[str, Any], sandbox: str, policy: Path | None
 ) -> AsyncIterator[SharedResources]:
-    """Opens what runs share, in a folder. Raises ConfigError, HarnessError or SandboxError for what cannot be
-    used.
+    """Open what the episodes share, in a folder. The proxy ends with the thread that started it.
 
-    The proxy ends with the thread that it is started from, as with its process.
+    Raises `ConfigError`, `HarnessError` or `SandboxError` for settings that cannot be used.
     """
     section = HarnessSection(name=harness, type=harness, settings=dict(settings))
     upstream = find_upstream("scripted:", policy, None)
@@ -102,7 +100,7 @@ async def desk(
 
 
 class HarnessEpisode:
-    """One run. Made by `begin`, ended by `aclose`, which may be called twice."""
+    """One run. `begin` starts it and `aclose`, which may be called twice, ends it."""
 
     def __init__(self, shared: SharedResources, task: Task) -> None:
         self.task = task
@@ -115,9 +113,7 @@ class HarnessEpisode:
         self._stack = AsyncExitStack()
 
     async def begin(self, wall_s: float, turns: int) -> None:
-        """Furnishes a sandbox and starts the harness in it. Raises HarnessGymError or OSError when that
-        cannot be done.
-        """
+        """Set a sandbox up and start the harness in it. Raises `HarnessGymError` or `OSError` on failure."""
         shared = self._desk
         task = self.task
         shared.proxy.revive()
@@ -145,13 +141,13 @@ class HarnessEpisode:
             raise
 
     async def next(self) -> Waiting | None:
-        """The oldest call that waits, once there is one; None when the harness has ended. Raises what
-        ended it otherwise.
-        """
+        """Wait for the oldest waiting call. None when the harness has ended; raises the error that ended it."""
         assert self._running is not None
         while not self._running.done():
             asking = asyncio.create_task(self._pending(_POLL_S))
             try:
+                # The poll may take 20 s. Look more often, so that a harness that ends and a dead proxy are
+                # noticed.
                 while not asking.done() and not self._running.done():
                     await asyncio.wait(
                         {asking, self._running}, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED
@@ -168,11 +164,10 @@ class HarnessEpisode:
         return None
 
     async def answer(self, call: Mapping[str, Any], said: str) -> str | None:
-        """Answers a call with text as the policy would write it, or with the parts or tokens that a JSON
-        object gives.
+        """Answer a call with text as the policy would write it, or with the parts or tokens of a JSON object.
 
-        Returns why it cannot be said, if it cannot; then the call goes on waiting. One whose client is gone
-        needs no answer.
+        Returns why an answer is invalid; the call then keeps waiting. Returns None for a valid answer, and
+        for a call whose client is gone.
         """
         assert self._session is not None
         self._check_proxy()
@@ -185,7 +180,10 @@ class HarnessEpisode:
         return None
 
     async def judged(self) -> tuple[Grade, StopReason]:
-        """The grade of what the harness left, and how it ended. Raises RolloutFailed if it never called."""
+        """Grade the workspace. Returns the grade and how the harness ended.
+
+        Raises `RolloutFailed` if the harness never called.
+        """
         assert self._running is not None
         result = self._running.result()
         if await self._seal() == 0:
@@ -204,14 +202,14 @@ class HarnessEpisode:
 
     @property
     def timed_out(self) -> bool:
-        """Whether the harness was ended because its time was up."""
+        """Whether the harness was killed at its time limit."""
         running = self._running
         return (
             running is not None and running.done() and not running.cancelled() and running.result().timed_out
         )
 
     async def failed(self, cause: Cause, detail: str) -> None:
-        """Records that nobody can be rewarded for this."""
+        """Record an infrastructure failure, which has no reward."""
         if self.rollout_id and not self._ended:
             outcome = RolloutOutcome(
                 self.rollout_id, StopReason.SANDBOX_ERROR, "infrastructure_error", detail=detail, cause=cause
@@ -220,8 +218,9 @@ class HarnessEpisode:
             self._ended = True
 
     async def aclose(self) -> None:
-        """Ends the harness, its session and its sandbox."""
+        """End the harness, its session and its sandbox."""
         try:
+            # Sealed first: a harness that is still running gets no more answers while its sandbox goes.
             await self._seal()
         finally:
             if self._running is not None:
@@ -235,14 +234,14 @@ class HarnessEpisode:
                 )
 
     def _check_proxy(self) -> None:
-        """Raises ProxyError if it has ended: its sockets are held open, so who asks it would wait."""
+        """Raises `ProxyError` if the proxy has ended. Its sockets stay open, so a request would wait for ever."""
         try:
             self._desk.proxy.check()
         except HarnessGymError as error:
             raise ProxyError(str(error)) from error
 
     async def _seal(self) -> int:
-        """How many calls there were; 0 when it is sealed already."""
+        """Seal the session. Returns its number of calls, or 0 if it was already sealed."""
         session = self._session
         self._session = None
         if session is None:
@@ -267,7 +266,7 @@ class HarnessEpisode:
 
 
 def _answer(said: str) -> dict[str, Any]:
-    """What an action says, in the words of the control route."""
+    """An action as arguments of the control route."""
     try:
         found = json.loads(said)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""`harnessgym.make`: the shipped gymnasium environments by their short names."""
+"""`harnessgym.make`: makes the shipped gymnasium environments by short names."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,10 @@ _NAMESPACE = "harnessgym"
 
 
 def make(name: str, **options: Any) -> "gymnasium.Env[Any, Any]":
-    """`make("SWE-v0")` is `gymnasium.make("environments:harnessgym/SWE-v0")`, with the same options.
+    """`make("SWE-v0")` is `gymnasium.make("environments:harnessgym/SWE-v0")` with the same options.
 
-    Raises ConfigError without gymnasium, and gymnasium's own error, which lists what there is, for a name
-    that is not known.
+    Raises `ConfigError` without gymnasium, and for an unknown name gymnasium's own error, which lists the
+    known ones.
     """
     try:
         import gymnasium

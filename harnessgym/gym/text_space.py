@@ -1,12 +1,10 @@
-"""Text spaces for what programs write: a charset that holds most of it, and a way to make any text fit.
+"""Text spaces for the output of programs: a large charset, and a function that makes any text fit.
 
-What gymnasium samples and checks must be finite, and what a program writes is not. So a text that does not
-fit is made to: characters outside the charset become U+FFFD, and of what is too long the middle is left out,
-with a mark that says how much.
+A gymnasium space is finite and the output of programs is not. So texts are made to fit: characters outside
+the charset become U+FFFD, and the middle of a long text is replaced by a mark that says how much is missing.
 
-`gymnasium.vector.AsyncVectorEnv` reads a `Text` out of shared memory once, when it is made, and shows nothing
-that is written there later. `ShortText` lies there as numpy's own strings, which are seen as they are
-written.
+`gymnasium.vector.AsyncVectorEnv` reads a `Text` from shared memory only once, when it is constructed, and
+never shows later writes. `ShortText` is stored there as numpy strings, so every write is visible.
 """
 
 import re
@@ -43,9 +41,7 @@ _PRINTABLE = np.array([chr(code) for code in range(0x20, 0x7F)])
 
 
 class ShortText(Text):
-    """Texts of at most `most` characters of the charset. What is sampled without a mask is short, and
-    printable ASCII.
-    """
+    """Texts of at most `most` characters of the charset. Samples without a mask are short printable ASCII."""
 
     def __init__(self, most: int, seed: int | np.random.Generator | None = None) -> None:
         super().__init__(most, min_length=0, charset=CHARSET, seed=seed)
@@ -61,30 +57,30 @@ class ShortText(Text):
         return self.words(0, min(_SAMPLED, self.max_length))
 
     def words(self, least: int, most: int) -> str:
-        """A few printable characters."""
+        """From `least` to `most` random printable characters."""
         size = int(self.np_random.integers(least, most + 1))
         return "".join(self.np_random.choice(_PRINTABLE, size=size))
 
 
 @read_from_shared_memory.register(ShortText)
 def _read(space: ShortText, shared_memory: Any, n: int = 1) -> NDArray[np.str_]:  # noqa: ARG001
-    """The texts of all `n` environments, as they are at any time."""
+    """A view of the texts of all `n` environments."""
     return np.frombuffer(shared_memory.get_obj(), dtype=f"=U{space.max_length}")
 
 
 @write_to_shared_memory.register(ShortText)
 def _write(space: ShortText, index: int, value: str, shared_memory: Any) -> None:
-    """Four bytes a character, as gymnasium's own memory for a `Text` has; no text of the charset ends with
-    a NUL.
+    """Write a text into its slot, four bytes per character as in gymnasium's memory for a `Text`.
+
+    numpy strips trailing NULs, but no text of the charset has any.
     """
     np.frombuffer(shared_memory.get_obj(), dtype=f"=U{space.max_length}")[index] = value
 
 
 def fit(said: str, most: int, missing: int = 0) -> str:
-    """`said`, made to lie in `text(most)`. `missing` bytes were lost before its first character, and are
-    marked too.
+    """`said` made to fit a `ShortText` of `most` characters; a text that fits is returned unchanged.
 
-    What fits already and misses nothing comes back as it is.
+    If `missing` bytes were lost before its first character, a mark says so.
     """
     clean = _FOREIGN.sub(REPLACEMENT, said)
     if missing:

@@ -1,1 +1,1 @@
-"""What a run looks like from outside, in numbers: read, kept, and handed on to whoever draws them."""
+"""The numbers of a run: reads them, keeps them, and feeds them to metrics sinks."""

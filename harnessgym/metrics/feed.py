@@ -1,7 +1,7 @@
-"""Feeds a run's numbers to its sinks, each on a thread of its own, from the lines in its folder.
+"""Feeds a run's numbers to its sinks, each on its own thread, from the lines in the run's folder.
 
-Whatever a sink does, the run goes on: a failure is said once, counted, and tried again later. A step is
-written once: a sink that knows what it holds is asked, for others the folder's `sinks.json` remembers.
+A sink's failure never stops the run: it is reported once, counted and retried. Each step is written once: the
+sink is asked for its last step, and if it cannot tell, `sinks.json` in the folder has it.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from harnessgym.run_folder import RunFolder
 _LOOK_S = 2.0
 _RETRY_S = 60.0
 _END_S = 20.0
-"""How long the end of a run waits for its sinks."""
+"""Seconds that the end of a run waits for its sinks."""
 _ABOUT = ("step", "time")
 
 
@@ -37,7 +37,7 @@ class SinkFeed:
     retry_s: float = _RETRY_S
     failures: int = 0
     step: int = -1
-    """The last step that the sink has."""
+    """The last step written to the sink."""
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread = field(init=False)
 
@@ -50,11 +50,11 @@ class SinkFeed:
         self._thread.start()
 
     def end(self) -> None:
-        """Have it write what is left, and stop."""
+        """Ask the thread to write what is left and stop."""
         self._stop.set()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for its end. Whether it has ended."""
+        """Wait for the thread's end. Returns whether it has ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -78,10 +78,11 @@ class SinkFeed:
                 return
 
     def _serve(self) -> None:
-        """Feed the sink until told to end. Raises whatever it raises."""
+        """Feed the sink until `end` is called. Raises what the sink raises."""
         sink = self.make()
         try:
             held = sink.last_step()
+            # The sink's own answer wins: after a kill `sinks.json` may lag behind what was written.
             self.step = self.step if held is None else held
             while not self._stop.wait(self.look_s):
                 self._feed(sink, final=False)
@@ -106,7 +107,7 @@ class SinkFeed:
             self.standings.note(self.name, SinkStatus(self.step, self.failures))
 
     def _of_policies(self) -> dict[str, StepLines]:
-        """The metrics of further policies' trainers, by policy, as far as there are any."""
+        """Metrics files of further policies' trainers, by policy."""
         for path in self.folder.policies.glob("*/metrics.jsonl"):
             self._further.setdefault(path.parent.name, StepLines(path))
         return self._further
@@ -120,11 +121,10 @@ def merged(
     *,
     final: bool,
 ) -> Iterator[tuple[int, float, Mapping[str, float]]]:
-    """Step, time and numbers of the steps above `after`, the trainer's under `trainer/`, what was observed as
-    it is named.
+    """Yield step, time and numbers of each step above `after`.
 
-    Those of the trainers of `further` policies are under `trainer-NAME/`. A step waits until it, or a later
-    one, has been observed; the last ones do not wait if this is `final`.
+    The trainer's numbers are under `trainer/`, those of `further` policies under `trainer-NAME/`; observed
+    numbers keep their names. A step waits until it or a later one has been observed, unless this is `final`.
     """
     seen = {int(entry["step"]): entry for entry in observed}
     others = {name: {int(entry["step"]): entry for entry in lines} for name, lines in further.items()}
@@ -155,9 +155,7 @@ def feeding(
     notify: Callable[[str], None],
     end_s: float = _END_S,
 ) -> Iterator[Sequence[SinkFeed]]:
-    """Feed sinks as long as the block lasts, and then what is left; sinks that hang are waited for at most
-    `end_s`.
-    """
+    """Feed sinks while the block runs, then write what is left. Waits at most `end_s` for sinks that hang."""
     folder = RunFolder(place.folder)
     known = SinkStatuses(folder.sinks_path)
     feeds = [

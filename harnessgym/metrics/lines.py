@@ -1,7 +1,6 @@
-"""Files of JSON lines that one process appends to and others follow while it does: `metrics.jsonl`,
-`observed.jsonl`.
+"""JSON lines files that one process appends to while others follow: `metrics.jsonl`, `observed.jsonl`.
 
-A writer that is killed may leave half a line, and write a step again when it is back.
+A killed writer may leave a torn line, and write a step again after its restart.
 """
 
 import json
@@ -12,29 +11,26 @@ from pathlib import Path
 from typing import Any
 
 Entry = dict[str, float]
-"""Numbers by name; `step` says which training step they are about."""
+"""Numbers by name. `step` is the training step they belong to."""
 
 
 @dataclass
 class StepLines:
-    """One entry per step of a file, in order. A step that was written twice counts once, as it was written
-    last.
-    """
+    """The entries of a file, one per step, in order. The last write of a step wins."""
 
     path: Path
     rewritten: int = 0
-    """How often an entry was replaced, put before others or dropped: what was made of the entries by then
-    holds no more."""
+    """Counts entries replaced, inserted before others or dropped. A change makes earlier sums over the
+    entries invalid."""
     _entries: list[Entry] = field(default_factory=list)
     _steps: list[int] = field(default_factory=list)
-    """Of the entries."""
+    """Steps of the entries."""
     _offset: int = 0
 
     def read(self) -> Sequence[Entry]:
-        """All entries there are, reading only what is new. Torn lines, and those about no step, are passed
-        over.
+        """All entries. Reads only what is new and skips torn lines and those without a step.
 
-        The sequence grows with the next read.
+        The returned sequence grows with later reads.
         """
         for line in self._whole_lines():
             try:
@@ -70,13 +66,14 @@ class StepLines:
                 new = file.read()
         except FileNotFoundError:
             return []
+        # Stop after the last newline: the writer may still be in the middle of the line behind it.
         whole, newline, _ = new.rpartition(b"\n")
         self._offset += len(whole) + len(newline)
         return whole.splitlines()
 
 
 def append(path: Path, entry: Mapping[str, Any]) -> None:
-    """Add a line, on a line of its own also behind a torn one."""
+    """Append an entry on its own line, even after a torn line."""
     with path.open("ab+") as file:
         if file.seek(0, 2):
             file.seek(-1, 2)

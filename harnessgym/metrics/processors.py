@@ -1,4 +1,4 @@
-"""How much processor time each process of a run takes, as this machine counts it."""
+"""Measures the CPU time of each process of a run on this machine."""
 
 import json
 import time
@@ -12,17 +12,15 @@ from harnessgym.process import ProcessId
 
 @dataclass
 class Processors:
-    """Looks at the processes that a run's supervisor has recorded."""
+    """CPU use of the processes that a run's supervisor recorded."""
 
     path: Path
-    """The record: name to pid and start time."""
+    """The supervisor's file: name to pid and start time."""
     _last: dict[ProcessId, tuple[float, float]] = field(default_factory=dict)
-    """Monotonic time and processor seconds at the last look."""
+    """Monotonic time and CPU seconds at the last look."""
 
     def look(self) -> dict[str, float | None]:
-        """Cores that each live process kept busy since the last look; None at its first. Those that ended
-        are left out.
-        """
+        """Cores that each live process kept busy since the last look; None at its first look."""
         shares: dict[str, float | None] = {}
         seen: dict[ProcessId, tuple[float, float]] = {}
         for name, process in self._recorded().items():
@@ -43,7 +41,7 @@ class Processors:
 
 
 def _seconds(process: ProcessId) -> float | None:
-    """Processor seconds of a process itself, without its children; None if it has ended."""
+    """CPU seconds of a process without its children; None if it has ended."""
     if not process.alive():
         return None
     try:

@@ -1,4 +1,4 @@
-"""`sinks.json`: how far each metrics sink has come, and how often it failed."""
+"""`sinks.json`: the last step of each metrics sink, and how often it failed."""
 
 import contextlib
 import json
@@ -11,16 +11,16 @@ from harnessgym.run_folder import write_json
 
 @dataclass(frozen=True, slots=True)
 class SinkStatus:
-    """One sink."""
+    """The status of one sink."""
 
     step: int = -1
-    """The last step it was given, -1 before there was one."""
+    """The last step written to it, -1 before the first."""
     failures: int = 0
-    """How often it failed since the run was last started."""
+    """Failures since the run was last started."""
 
 
 def standings(path: Path) -> dict[str, SinkStatus]:
-    """All of them, by name; none where the file is missing or is not what we wrote."""
+    """Statuses by name. Empty if the file is missing or malformed."""
     try:
         return {name: SinkStatus(**entry) for name, entry in json.loads(path.read_text()).items()}
     except (FileNotFoundError, ValueError, TypeError, AttributeError):
@@ -28,17 +28,17 @@ def standings(path: Path) -> dict[str, SinkStatus]:
 
 
 class SinkStatuses:
-    """The file, for those who write it. Threads may share it."""
+    """Writes the file. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock, self._known = path, threading.Lock(), standings(path)
 
     def of(self, name: str) -> SinkStatus:
-        """How a sink stands."""
+        """The status of a sink."""
         return self._known.get(name, SinkStatus())
 
     def note(self, name: str, standing: SinkStatus) -> None:
-        """Remember how a sink stands. A disk that takes nothing is for others to notice."""
+        """Record a sink's status. Ignores a file that cannot be written."""
         with self._lock:
             self._known[name] = standing
             with contextlib.suppress(OSError):

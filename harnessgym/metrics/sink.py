@@ -1,6 +1,7 @@
-"""Where the numbers of a run go besides its folder: TensorBoard and the like.
+"""The contract of a metrics sink: where the numbers of a run go besides its folder, e.g. TensorBoard.
 
-A sink is a class that is made with a `SinkPlace`. It may fail, hang or be missing: a run goes on without it.
+A sink is a class constructed with a `SinkPlace`. It may fail, hang or be missing; the run continues without
+it.
 """
 
 from collections.abc import Mapping
@@ -11,38 +12,38 @@ from typing import Any, ClassVar, Protocol
 
 @dataclass(frozen=True, slots=True)
 class SinkPlace:
-    """What a sink is told of the run it is for."""
+    """The run that a sink is for."""
 
     folder: Path
     """Folder of the run."""
     run_id: str
     name: str
-    """Of the run."""
+    """Name of the run."""
     project: str
     config: Mapping[str, Any] = field(default_factory=dict)
-    """The run's settings, as JSON values."""
+    """The run's settings as JSON values."""
 
 
 class Sink(Protocol):
-    """One place. Used by one thread."""
+    """A metrics sink. Only one thread uses it."""
 
     needs: ClassVar[str]
-    """Module without which it cannot be made."""
+    """Module that must be installed."""
 
     def __init__(self, place: SinkPlace) -> None: ...
 
     def last_step(self) -> int | None:
-        """The highest step of this run that it holds already, -1 if there is none; None if it cannot tell."""
+        """The highest step of this run that it already has, -1 if there is none; None if it cannot tell."""
         ...
 
     def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
-        """Take the numbers of a step, once per step and in order. `at`: Unix seconds."""
+        """Write the numbers of a step. Called once per step, in order. `at` is in Unix seconds."""
         ...
 
     def flush(self) -> None:
-        """Return when what was written outlives this process, as far as the sink can know."""
+        """Return when the written steps would survive the end of this process, as far as the sink can tell."""
         ...
 
     def close(self) -> None:
-        """Flush and let go."""
+        """Flush and release everything."""
         ...

@@ -1,4 +1,4 @@
-"""How stale the tokens were that were trained, step by step, as the ledger tells."""
+"""Counts trained tokens by staleness, step by step, from the ledger."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -16,19 +16,18 @@ class _Step:
 
 @dataclass
 class StalenessCounts:
-    """Trained tokens by the staleness of their rollout (that of its oldest token), of the steps that still
-    count.
+    """Trained tokens of the surviving steps, by the staleness of their rollout's oldest token.
 
-    A trainer that goes on from an earlier version gives up the steps behind it: they are forgotten when the
+    A trainer that resumes from an earlier version abandons the steps after it. They are dropped here when the
     first of them is done again.
     """
 
     last_id: str = ""
-    """Of the newest entry that was added."""
+    """Id of the newest entry."""
     _steps: dict[int, _Step] = field(default_factory=dict)
 
     def add(self, entries: Iterable[TrainedTokens]) -> None:
-        """Entries of the ledger, in the order of their ids."""
+        """Add entries of the ledger, in order of their ids."""
         for entry in entries:
             step = self._steps.get(entry.step)
             if step is None or step.version != entry.version:
@@ -38,15 +37,15 @@ class StalenessCounts:
             self.last_id = step.last_id = entry.id
 
     def forget_before(self, row_id: str) -> None:
-        """Drop steps whose entries all have ids below this one."""
+        """Drop steps whose entries all have ids below `row_id`."""
         self._steps = {number: step for number, step in self._steps.items() if step.last_id >= row_id}
 
     @property
     def all(self) -> Counter[int]:
-        """Tokens by staleness, of all steps."""
+        """Tokens by staleness over all steps."""
         return sum((step.tokens for step in self._steps.values()), Counter())
 
     @property
     def newest(self) -> Counter[int]:
-        """Tokens by staleness, of the newest step."""
+        """Tokens by staleness in the newest step."""
         return Counter(self._steps[max(self._steps)].tokens) if self._steps else Counter()

@@ -1,4 +1,4 @@
-"""Rates and shares over the last while, from calls and rollouts that came one by one."""
+"""Rates and shares over a sliding window of calls and rollouts."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -6,35 +6,35 @@ from dataclasses import dataclass, field
 from harnessgym.store.recent import RecentCall, RecentRollout
 
 STAGES = ("prepare", "run", "reconstruct", "evaluate")
-"""In the order that rollouts go through them."""
+"""Stages in the order rollouts pass them."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerUse:
-    """What one engine worker did in a window."""
+    """One engine worker's use in a window."""
 
     busy: float
-    """Share of the time in which it had at least one call, 0 to 1."""
+    """Share of the time with at least one call, 0 to 1."""
     calls: float
-    """Calls it had at one time, on average."""
+    """Mean number of concurrent calls."""
     tokens_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class StageUse:
-    """What one pipeline stage did in a window, by Little's law: rollouts per second times seconds each."""
+    """One pipeline stage's use in a window, by Little's law: rollouts per second times seconds each."""
 
     running: float
-    """Rollouts in it at one time, on average."""
+    """Mean number of rollouts in the stage."""
     waiting: float
-    """Rollouts in its queue at one time, on average."""
+    """Mean number of rollouts in its queue."""
     mean_s: float
-    """Seconds in it per rollout."""
+    """Mean seconds per rollout in the stage."""
 
 
 @dataclass
 class Window:
-    """What happened in the last `length_s` seconds before `now`. Times are Unix seconds."""
+    """The last `length_s` seconds before `now`. Times are Unix seconds."""
 
     length_s: float
     _since: float = 0.0
@@ -43,9 +43,7 @@ class Window:
     _ended: dict[str, RecentRollout] = field(default_factory=dict)
 
     def move(self, now: float, since: float) -> None:
-        """Let it end at `now`; what was before it is forgotten. `since`: from when on anything is known at
-        all.
-        """
+        """Move the window's end to `now` and forget what is before it. Nothing is known before `since`."""
         self._now = now
         self._since = max(since, now - self.length_s)
         self._calls = {
@@ -58,11 +56,11 @@ class Window:
         }
 
     def add_calls(self, found: Iterable[RecentCall]) -> None:
-        """Calls that began, or what became of them."""
+        """Add new calls, or replace known ones by their later state."""
         self._calls |= {call.id: call for call in found}
 
     def add_ended(self, found: Iterable[RecentRollout]) -> None:
-        """Rollouts that have ended. What they still have open is nobody's: whoever answered it is gone."""
+        """Add ended rollouts. Their open calls are dropped, because no one answers those any more."""
         ended = {rollout.id: rollout for rollout in found}
         self._ended |= ended
         self._calls = {
@@ -71,27 +69,27 @@ class Window:
 
     @property
     def span_s(self) -> float:
-        """Seconds that it covers."""
+        """Seconds that the window covers."""
         return max(self._now - self._since, 1e-9)
 
     @property
     def open_calls(self) -> list[str]:
-        """Ids of the calls that are still being answered."""
+        """Ids of the open calls."""
         return [call.id for call in self._calls.values() if call.open]
 
     @property
     def tokens_per_s(self) -> float:
-        """Sampled tokens of calls that were finished in it."""
+        """Tokens per second of calls that finished in the window."""
         return sum(call.tokens for call in self._calls.values()) / self.span_s
 
     @property
     def rollouts_per_s(self) -> float:
-        """Rollouts that were judged in it."""
+        """Graded rollouts per second."""
         return sum(rollout.status == "finished" for rollout in self._ended.values()) / self.span_s
 
     @property
     def failures(self) -> Mapping[str, int]:
-        """Attempts that infrastructure errors ended in it, by cause."""
+        """Attempts that failed in the window, by cause."""
         out: dict[str, int] = {}
         for rollout in self._ended.values():
             if rollout.status == "failed":
@@ -99,8 +97,9 @@ class Window:
         return out
 
     def worker(self, worker_id: str) -> WorkerUse:
-        """What one worker did, by the calls it has finished."""
+        """One worker's use, from its finished calls."""
         own = [call for call in self._calls.values() if call.worker == worker_id and not call.open]
+        # Only the part of each call inside the window counts.
         spans = [
             (max(call.created_at, self._since), min(call.created_at + call.seconds, self._now))
             for call in own
@@ -111,7 +110,7 @@ class Window:
         return WorkerUse(union(taken) / self.span_s, in_calls / self.span_s, tokens / self.span_s)
 
     def stages(self) -> dict[str, StageUse]:
-        """What each stage did, by the rollouts that ended in it."""
+        """Each stage's use, from the rollouts that ended in the window."""
         out = {}
         for name in STAGES:
             inside = [each.latencies[name] for each in self._ended.values() if name in each.latencies]
@@ -122,7 +121,7 @@ class Window:
 
 
 def union(spans: Iterable[tuple[float, float]]) -> float:
-    """The length of what intervals cover together."""
+    """Total length that intervals cover, with overlaps counted once."""
     covered = 0.0
     reached = float("-inf")
     for begin, end in sorted(spans):

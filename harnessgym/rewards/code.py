@@ -1,4 +1,4 @@
-"""A function as a reward: `module:function`, called with the record, gives a number, a score, or several."""
+"""A function as a reward: `module:function`, called with the record, returns a number or scores."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,14 +12,14 @@ from harnessgym.reward import Need, RewardContext, Score
 
 
 class CodeSettings(Config):
-    """Which function."""
+    """The function to call."""
 
     function: str
-    """`module:function`; it may block, and is called in a thread."""
+    """`module:function`. It runs in a thread, so it may block."""
     channel: str = "task"
-    """Of a plain number."""
+    """Channel of a plain number."""
     sandbox: bool = False
-    """Whether it looks at the workspace."""
+    """Whether it needs the workspace."""
 
 
 class Code:
@@ -34,7 +34,7 @@ class Code:
         self.needs: frozenset[Need] = frozenset({"sandbox"}) if settings.sandbox else frozenset()
 
     async def score(self, record: RewardContext) -> Sequence[Score]:
-        """What the function says. Raises `RewardError` if it fails, or says something else."""
+        """The function's scores. Raises `RewardError` if it fails or returns anything else."""
         try:
             found = await anyio.to_thread.run_sync(self._function, record)
         except Exception as error:  # somebody else's function: its bug must not be a reward, nor end the node

@@ -1,7 +1,7 @@
-"""A command as a reward: run in the rollout's sandbox, it prints a number, or JSON.
+"""A command as a reward: it runs in the rollout's sandbox and prints a number or JSON.
 
-Its last line that is not empty counts: a number; an object `{"value": 0.5, "detail": "why"}`; or a list of
-such objects, which may say `unit`, `target` and `channel` too. Its exit status must be 0.
+Its last non-empty line counts: a number, an object `{"value": 0.5, "detail": "why"}`, or a list of such
+objects, which may also have `unit`, `target` and `channel`. Its exit status must be 0.
 """
 
 import json
@@ -19,12 +19,11 @@ _TAIL = 500
 
 
 class CommandRewardSettings(Config):
-    """What is run."""
+    """The command to run."""
 
     argv: tuple[str, ...] = Field(min_length=1)
     files: Mapping[str, str] = Field(default_factory=dict)
-    """Relative path to text, laid into the workspace first; what the harness left there under that name is
-    replaced."""
+    """Relative path to text. The files are written to the workspace first, over any that the harness left."""
     channel: str = "task"
     timeout_s: float = Field(60.0, gt=0)
 
@@ -49,7 +48,7 @@ class CommandReward:
         self._settings = settings
 
     async def score(self, record: RewardContext) -> Sequence[Score]:
-        """What the command prints. Raises `RewardError` if it fails or prints no score."""
+        """The printed scores. Raises `RewardError` if the command fails or prints no score."""
         assert record.sandbox is not None
         for path, text in self._settings.files.items():
             await record.sandbox.write(path, text.encode())
@@ -60,7 +59,7 @@ class CommandReward:
 
 
 def scores_of(output: str, channel: str) -> list[Score]:
-    """The scores that a text ends with. Raises `RewardError` if there are none."""
+    """The scores on the last line of a text. Raises `RewardError` if there are none."""
     lines = [line for line in output.splitlines() if line.strip()]
     try:
         found: Any = json.loads(lines[-1])

@@ -1,6 +1,4 @@
-"""Trace contracts as a reward: 1.0 if a rollout kept them all, 0.0 if not, with the first step that broke
-one.
-"""
+"""Trace contracts as a reward: 1.0 if a rollout kept them all, else 0.0 with the steps that broke one."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,15 +13,16 @@ from harnessgym.traces.step import steps_of
 
 
 class ContractSettings(Config):
-    """Which contracts; see `harnessgym.traces.contracts`."""
+    """The contracts to check; see `harnessgym.traces.contracts`."""
 
     contracts: tuple[Contract, ...] = ()
     file: Path | None = None
-    """TOML file with more of them."""
+    """TOML file with more contracts."""
     channel: str = "process.contract"
     spans: bool = False
-    """Whether what only the harness's own spans tell counts too, as approvals and safety events do. What the
-    policy runs in the sandbox can send spans: only where it cannot, or where that is watched.
+    """Whether steps known only from the harness's own spans count, such as approvals and safety events.
+    Programs that the policy runs in the sandbox can send spans too, so use this only where they cannot or are
+    watched.
     """
 
     @model_validator(mode="after")
@@ -47,7 +46,7 @@ class ContractReward:
         self._spans = settings.spans
 
     async def score(self, record: RewardContext) -> Sequence[Score]:
-        """One score, of the rollout."""
+        """One score for the rollout."""
         violations = await anyio.to_thread.run_sync(
             lambda: check(self._contracts, steps_of(record.graph, told=self._spans))
         )

@@ -1,10 +1,9 @@
-"""A model as a reward: shown what was said, it gives a grade. What it was asked and said is recorded with the
-rollout.
+"""A model as a reward: it reads the transcript and gives a grade. Its call is recorded with the rollout.
 
-The judge is a worker of the proxy: an outside model (`litellm:PROVIDER/MODEL`, which also takes any
-OpenAI-compatible endpoint as `litellm:openai/NAME?api_base=URL`), or a worker that is there already. Its call
-is a side call named `judge` of a session of its own in the same rollout, so it is stored, counted and shown
-like any other, and never trained on.
+The judge is a worker of the proxy: an outside model (`litellm:PROVIDER/MODEL`, or any OpenAI-compatible
+endpoint as `litellm:openai/NAME?api_base=URL`) or an existing worker. Its call is a side call named `judge`
+in its own session of the same rollout. So it is stored, counted and shown like any other call, and never
+trained on.
 """
 
 import json
@@ -26,7 +25,7 @@ from harnessgym.traces.transcript import Transcript
 
 _JUDGE = "judge"
 _MESSAGE = 4_000
-"""Characters of one message that a judge is shown."""
+"""Most characters of one message that a judge sees."""
 _GRADE = re.compile(r'\{[^{}]*"grade"[^{}]*\}')
 _PROMPT = """\
 An agent was given a task. Judge what it did.
@@ -46,19 +45,19 @@ End with one line of JSON: {{"grade": a number from {low:g} to {high:g}, "reason
 
 
 class JudgeSettings(Config):
-    """Who judges what."""
+    """The judge and its question."""
 
     model: str
     """`litellm:PROVIDER/MODEL`, or a worker of the run's proxy."""
     question: str
-    """What the grade is for."""
+    """What to grade."""
     channel: str = "process.judge"
     low: float = 0.0
     """The worst grade; stored as 0."""
     high: float = 10.0
     """The best grade; stored as 1."""
     max_characters: int = Field(60_000, gt=0)
-    """Of the transcript: of a longer one the middle is left out."""
+    """Most characters of the transcript. The middle of a longer one is left out."""
     max_tokens: int = Field(1_024, gt=0)
     timeout_s: float = Field(120.0, gt=0)
 
@@ -79,7 +78,7 @@ class Judge:
         self._settings = settings
 
     async def score(self, record: RewardContext) -> Sequence[Score]:
-        """The grade, from 0 to 1, with the reason. Raises `RewardError` if the judge gives none."""
+        """The grade scaled to 0 to 1, with the reason. Raises `RewardError` if the judge gives none."""
         transcript = await anyio.to_thread.run_sync(lambda: shown(record.transcript))
         instruction = "(not recorded)" if record.task is None else record.task.instruction
         prompt = _PROMPT.format(
@@ -95,7 +94,7 @@ class Judge:
         return [Score("rollout", "", self._settings.channel, value, reason)]
 
     async def _ask(self, record: RewardContext, prompt: str) -> str:
-        """Put the prompt to the judge in a session of its own, which is sealed whatever happens."""
+        """Send the prompt to the judge in its own session, which is always sealed."""
         assert record.control is not None
         worker = await self._worker(record.control)
         rule = SideCallRule(kind="side", name=_JUDGE, model=_JUDGE)
@@ -125,7 +124,7 @@ class Judge:
         return str(choice["message"]["content"] or "")
 
     async def _worker(self, control: ControlClient) -> str:
-        """The judge's worker; an outside model is made one."""
+        """The judge's worker. An outside model is registered as one."""
         kind, colon, _ = self._settings.model.partition(":")
         if not colon:
             return self._settings.model
@@ -134,8 +133,9 @@ class Judge:
         return name
 
     def _grade(self, answer: str) -> tuple[float, str]:
-        """The grade on the last line of an answer, and its reason. Grades before it may be quoted from
-        what is judged.
+        """The grade on the last line of an answer, and its reason.
+
+        Earlier lines do not count, because they may quote a grade from the judged text.
         """
         lines = [line for line in answer.splitlines() if line.strip(" `")]
         found = _GRADE.findall(lines[-1] if lines else "")
@@ -154,9 +154,7 @@ class Judge:
 
 
 def shown(transcript: Transcript) -> str:
-    """A transcript as a judge reads it: agent by agent in the order of calls, without side calls and
-    system texts.
-    """
+    """A transcript as text for a judge: in order of calls, without side calls and system messages."""
     lines = []
     for item in transcript.exchanges:
         if item.call.kind in ("side", "count"):

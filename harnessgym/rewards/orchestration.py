@@ -1,14 +1,14 @@
-"""What the graph alone tells of a rollout: what it cost, and what working side by side saved.
+"""Scores from a rollout's graph alone: its cost, and the speed-up from agents that ran in parallel.
 
-`orchestration.parallelism_speedup` is the work of spawned agents (seconds from each spawn to the last answer
-before the agent returned, summed) divided by the seconds from the first of these spawns to the event that
-aggregates them, or to the last return: 1 when they came one after the other and nothing else was done, n when
-n equally long ones ran together. An agent that waits to be read does not work. Rounds of spawns are summed on
-both sides. A rollout that spawned nobody has no such score. Whether the split was right and what the
-aggregation was worth needs judgement: give `orchestration.split_correctness` and
-`orchestration.aggregation_quality` by a `code` or `judge` reward.
+`orchestration.parallelism_speedup` is the work of spawned agents divided by the time in which it was done.
+Work is the seconds from each spawn to the agent's last answer before it returned, summed; an agent that waits
+to be read does not work. The time runs from the first of these spawns to the event that aggregates them, or
+to the last return. So it is 1 for agents one after another with nothing else done, and n for n equally long
+ones at once. Rounds of spawns are summed on both sides. A rollout without spawns has no such score. Whether
+the split was right and the aggregation good needs judgement: score `orchestration.split_correctness` and
+`orchestration.aggregation_quality` with a `code` or `judge` reward.
 
-What an instrumented harness tells of itself counts in nothing here: only what passed the proxy.
+Only what passed the proxy counts, not what an instrumented harness reports about itself.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ _SIDE = ("side", "count")
 
 
 class OrchestrationSettings(Config):
-    """There is nothing to choose."""
+    """No settings."""
 
 
 class OrchestrationReward:
-    """Reads the graph."""
+    """Scores the graph."""
 
     settings = OrchestrationSettings
     needs: frozenset[Need] = frozenset()
@@ -39,7 +39,7 @@ class OrchestrationReward:
         pass
 
     async def score(self, record: RewardContext) -> Sequence[Score]:
-        """Costs, and the speed-up if agents were spawned."""
+        """The costs, and the speed-up if agents were spawned."""
         return await anyio.to_thread.run_sync(lambda: _scores(record.graph))
 
 
@@ -50,8 +50,9 @@ def _scores(graph: Graph) -> list[Score]:
 
 
 def costs(graph: Graph) -> dict[str, float]:
-    """`cost.tokens` sampled, `cost.calls` of the model, and `cost.wall_s` from the first to the last of what
-    was recorded. Side calls, which the policy does not decide on, are left out.
+    """`cost.tokens` sampled, `cost.calls` of the model, and `cost.wall_s` from the first to the last record.
+
+    Side calls are left out, because the policy does not decide on them.
     """
     side = {call.id for call in graph.calls.values() if call.kind in _SIDE}
     made = [call for call in graph.calls.values() if call.id not in side]
@@ -66,25 +67,24 @@ def costs(graph: Graph) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Child:
-    """One spawned agent's time."""
+    """The times of one spawned agent."""
 
     begin: float
     end: float
-    """Of its last answer."""
+    """Time of its last answer."""
     back: float
-    """When its result was read."""
+    """Time at which its result was read."""
 
 
 def parallelism_speedup(graph: Graph) -> float | None:
-    """Seconds of work of spawned agents per second in which it was done; None if no spawned agent
-    returned.
-    """
+    """Work of spawned agents per second in which it was done; None if no spawned agent returned."""
     work = wall = 0.0
     parents = {event.agent_id for event in _seen(graph, "spawn")}
     for parent in parents:
         joins = sorted(event.t for event in _seen(graph, "aggregate") if event.agent_id == parent)
         children = _children(graph, parent)
         while children:
+            # A round is all agents spawned before the next aggregation. `children` is in order of spawning.
             first = children[0].begin
             join = next((t for t in joins if t >= first), None)
             round_ = [child for child in children if join is None or child.begin <= join]
@@ -96,7 +96,7 @@ def parallelism_speedup(graph: Graph) -> float | None:
 
 
 def _children(graph: Graph, parent: str | None) -> list[_Child]:
-    """The agents that one spawned and that returned, in order of their beginning."""
+    """The agents that `parent` spawned and that returned, in order of spawning."""
     returns = _seen(graph, "return")
     out = []
     for spawn in _seen(graph, "spawn"):
@@ -111,7 +111,7 @@ def _seen(graph: Graph, kind: str) -> list[GraphEvent]:
 
 
 def _last_answer(graph: Graph, spawn: GraphEvent, back: GraphEvent) -> float:
-    """When an agent had its last answer before it returned; its return, if its calls are not known."""
+    """Time of an agent's last answer before it returned, or of its return if its calls are not known."""
     made = (call for call in graph.calls.values() if call.agent_id == back.agent_id is not None)
     ends = (
         call.created_at + call.timings.get("total_s", 0.0)
@@ -122,7 +122,7 @@ def _last_answer(graph: Graph, spawn: GraphEvent, back: GraphEvent) -> float:
 
 
 def _ends(event: GraphEvent, spawn: GraphEvent) -> bool:
-    """Whether a return is that of a spawned agent."""
+    """Whether a return event belongs to a spawn."""
     if event.t < spawn.t:
         return False
     if spawn.target_agent_id is not None:

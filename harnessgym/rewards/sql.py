@@ -1,6 +1,6 @@
-"""A query as a reward: over the trace database, or over a SQLite file that the task left in its workspace.
+"""A query as a reward, over the trace database or over a SQLite file in the workspace.
 
-`:rollout_id` stands for the rollout. A row's first column is the value, unless the columns are named `value`,
+`:rollout_id` is the rollout's id. A row's first column is the value, unless the columns are named `value`,
 `unit`, `target`, `channel` and `detail`:
 
 ```toml
@@ -23,19 +23,19 @@ from harnessgym.store.question import Row, ask, ask_file
 
 
 class SqlSettings(Config):
-    """What is asked."""
+    """The query and its database."""
 
     query: str
-    """One statement that reads."""
+    """One read-only statement."""
     database: str = ""
-    """Path of a SQLite file within the workspace; empty is the trace database."""
+    """Path of a SQLite file in the workspace; empty means the trace database."""
     channel: str = "task"
     timeout_s: float = 10.0
-    """For the task's own file."""
+    """Time limit of a query over a file in the workspace."""
 
 
 class Sql:
-    """Asks the query."""
+    """Runs the query."""
 
     settings = SqlSettings
 
@@ -44,9 +44,7 @@ class Sql:
         self.needs: frozenset[Need] = frozenset({"sandbox"}) if settings.database else frozenset()
 
     async def score(self, record: RewardContext) -> Sequence[Score]:
-        """One score a row. Raises `StoreError` for a query that fails, `RewardError` for rows that are no
-        scores.
-        """
+        """One score per row. Raises `StoreError` if the query fails, `RewardError` for rows that are no scores."""
         rows = await anyio.to_thread.run_sync(self._rows, record)
         return [self._score(row) for row in rows]
 
@@ -71,8 +69,9 @@ class Sql:
 
 
 def _inside(workspace: Path, name: str) -> Path:
-    """A file of the workspace that is reached by no link. Raises `RewardError` if there is none."""
+    """A regular file in the workspace. Raises `RewardError` if there is none."""
     root = workspace.resolve()
+    # Resolving must not change the path: a link that the agent left could point at any file of the machine.
     path = root / name
     if path.resolve() != path or not path.is_relative_to(root) or not path.is_file():
         raise RewardError(f"The workspace has no regular file {name!r}.")

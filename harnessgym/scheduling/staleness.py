@@ -63,7 +63,7 @@ class VersionChain:
         return self.depth(trained) - self.depth(sampled)
 
     def oldest(self, trained: int, versions: Iterable[IdArray]) -> int:
-        """Largest staleness over arrays of sampling versions; -1 marks unsampled tokens. 0 if none is sampled."""
+        """Largest staleness over arrays of sampling versions, with -1 for unsampled tokens; 0 if none is."""
         found = {int(version) for array in versions for version in np.unique(array) if version >= 0}
         return max((self.between(trained, version) for version in found), default=0)
 

@@ -1,41 +1,39 @@
-"""How fast a run could be: upper bounds on trained rollouts per second, over the draws of the run itself.
+"""Upper bounds on the trained rollouts per second of a run, over the run's own draws.
 
-Let W workers decode R(n) tokens/s with n calls each, let a rollout take w decoded tokens (prompts at their
-prefill cost, each read once), e seconds of its environments and g of a grader, let there be S environments
-and K graders, batches of N rollouts, a training step of T and an update of U seconds. The least of four terms
-is the bound:
+W workers decode R(n) tokens/s with n calls each. A rollout takes w decoded tokens (prompts at their prefill
+cost, each read once), e seconds of its environment and g of a grader. There are S environments, K graders and
+batches of N rollouts. A training step takes T seconds and an update U. The bound is the least of four terms:
 
 **engines** At throughput X, X·E[e] environments are busy without a call (Little's law), so at most n = (S -
 X·E[e]) / W calls share a worker. R is concave, so by Jensen's inequality the fleet decodes at most W·R(n),
 however calls are spread over workers and time, and X·E[w] ≤ W·R((S - X·E[e]) / W). The bound is the X where
-both sides meet. With S → ∞ it is W·R(max_batch)/E[w]; with one call a worker it is the familiar
+both sides are equal. For S → ∞ it is W·R(max_batch)/E[w]; with one call per worker it is the familiar
 min(W·rate/E[tokens], S/E[rollout time]).
 
 **graders** X ≤ K / E[g].  **trainer** X ≤ N / T.
 
-**path** Batch k is submitted when version k - η serves, that is after step k - η - 1 and its update, and
-trained when its last rollout has ended: t_k ≥ t_(k-η-1) + U + max of its N rollouts + T. Were this all, η + 1
-batches would take U + E[max of N] + T, and X ≤ (η + 1)·N / (U + E[max of N] + T). There the heavy tail is,
-and what η does about it: E[max of N] grows like exp(sigma √(2 ln N)) for lognormal lengths and like
-N^(1/alpha) for Pareto ones, and η + 1 batches share one. For η = 0 it is synchronous training, a step of U +
-E[max of N] + T. But one late batch holds up all that follow it in order, rollouts wait for an environment, a
-roll goes through W / f rounds, and what is carried over comes in whole batches:
-`harnessgym.simulation.schedule` has the recursion for all of it, draw by draw. At λ seconds a decoded token
-it gives t_k(λ), and for λ = 1 / `tokens_per_s`, a call that is alone, no run does step k earlier.
+**path** Batch k is submitted when version k - η serves, that is after step k - η - 1 and its update. It is
+trained when its last rollout has ended: t_k ≥ t_(k-η-1) + U + max of its N rollouts + T. If nothing else
+mattered, η + 1 batches would take U + E[max of N] + T, and X ≤ (η + 1)·N / (U + E[max of N] + T). This shows
+the heavy tail and the effect of η: E[max of N] grows like exp(sigma √(2 ln N)) for lognormal lengths and like
+N^(1/alpha) for Pareto ones, and η + 1 batches share one maximum. η = 0 is synchronous training, with steps of
+U + E[max of N] + T. But a late batch also delays all batches after it, rollouts wait for an environment, a
+rolling update takes W / f rounds, and carry-over comes in whole batches. `harnessgym.simulation.schedule` has
+the recursion for all of this, draw by draw. At λ seconds per decoded token it gives t_k(λ). With λ = 1 /
+`tokens_per_s`, the rate of a call that is alone, no run finishes step k earlier.
 
 Calls share workers, though. With n calls a worker takes λ(n) = 1/alone + (n - 1)/most seconds for a token of
-each, and decodes most if calls are spread evenly over the workers (R is concave). So λ follows the load, one
-span of time after another: the recursion at some λ(t) says how many calls are decoded in each span, they give
-a λ(t), and so on until both agree, from 1 / `tokens_per_s` on, below which λ never is. This step holds on
-average, not draw by draw: it spreads the tokens of a rollout evenly over its time. A drain is counted as
+each, and decodes most if calls are spread evenly over the workers (R is concave). So λ follows the load, span
+by span: the recursion at some λ(t) gives the number of calls decoded in each span, which give a new λ(t).
+This is iterated until both agree, starting from 1 / `tokens_per_s`, the lower limit of λ. This step holds on
+average, not draw by draw, because it spreads the tokens of a rollout evenly over its time. A drain counts as
 E[min(drain, longest rest of the calls in flight)].
 
-When groups are given up and others come in their place, the path sets no limit. Nor does it when groups are
-trained again, of which a batch has a share at most: engines and graders then allow so much more.
+When groups are given up and replaced by others, the path sets no limit. Nor does it when groups are replayed:
+they take at most a share of each batch, and engines and graders then allow correspondingly more.
 
-Every term is over the draws of the steps that count, those after the warm-up. As these batches were sampled,
-in part, before the warm-up ended, a run may still exceed the bound a little, the more the fewer steps there
-are.
+Every term is over the draws of the counted steps, those after the warm-up. Some rollouts of these batches
+were sampled before the warm-up ended, so a run may exceed the bound slightly, more so with few steps.
 """
 
 from dataclasses import asdict, dataclass
@@ -52,20 +50,20 @@ from harnessgym.simulation.worker import call_s, decoding_rate
 _ROUNDS = 60
 _CLOSE = 1e-4
 _NEAR = 1e-2
-"""Until the recursion and the load agree: so many, or until throughput changes by less and λ(t) is off by
-less on average."""
+"""The iteration ends after `_ROUNDS`, or when throughput changes by less than `_CLOSE` and λ(t) is off by
+less than `_NEAR` on average."""
 _STEP = 0.7
-"""How far λ(t) is moved in each towards what the calls meet."""
+"""Damping: the share of the way that each round moves λ(t) towards the load's value."""
 _SPANS = 8
-"""Of λ(t), in the time of a rollout that is alone."""
+"""Spans of λ(t) in the time of a rollout that is alone."""
 _POINTS = 9
-"""Of an integral over a drain."""
+"""Points of the integral over a drain."""
 _NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Rollouts per second that each part allows. A part that sets no limit has infinity."""
+    """Rollouts per second that each part allows; infinity for a part that sets no limit."""
 
     engines: float
     graders: float
@@ -74,21 +72,19 @@ class Bound:
 
     @property
     def rollouts_per_s(self) -> float:
-        """The least."""
+        """The least of the parts."""
         parts: dict[str, float] = asdict(self)
         return min(parts.values())
 
     @property
     def limit(self) -> str:
-        """Which part sets it."""
+        """The part with the least."""
         parts: dict[str, float] = asdict(self)
         return min(parts, key=parts.__getitem__)
 
 
 def bound_of(config: SimulationConfig, work: WorkTable | None = None) -> Bound:
-    """The bounds of a configuration, over the draws of its seed (or over `work`, which must be
-    `rollouts_needed` of them).
-    """
+    """The bounds of a configuration over the draws of its seed, or over `work` of `rollouts_needed` draws."""
     work = work or WorkTable.of(config, rollouts_needed(config))
     trainer = config.trainer
     batch = config.batch
@@ -106,12 +102,12 @@ def bound_of(config: SimulationConfig, work: WorkTable | None = None) -> Bound:
 
 
 def rollouts_needed(config: SimulationConfig) -> int:
-    """Rollouts whose draws the bound is over: all that can be submitted before the last step ends."""
+    """Number of draws that the bound needs: all rollouts that can be submitted before the last step ends."""
     return max(groups_launched(config) * config.trainer.group_size, config.trainer.steps * config.batch)
 
 
 def _path(config: SimulationConfig, work: WorkTable) -> float:
-    """The rate at which the recursion and the engines' load agree: see above."""
+    """The rate at which the recursion and the engines' load agree; see the module's docstring."""
     engines = config.engines
     steps = config.trainer.steps
     warmup = config.trainer.warmup
@@ -132,13 +128,12 @@ def _path(config: SimulationConfig, work: WorkTable) -> float:
         pace, off = _towards(pace, call_s(engines, calls), calls)
         if abs(rate / before - 1) < _CLOSE and off < _NEAR:
             break
+    # The last two rates may lie on both sides of the solution. An upper bound takes the greater.
     return max(before, rate)
 
 
 def _towards(pace: Pace, met_s: Floats, calls: Floats) -> tuple[Pace, float]:
-    """The pace that is a step nearer to what so many calls would meet, and how far off it was, as a share
-    of itself.
-    """
+    """The pace moved one step towards the load's, and the relative error before the step."""
     was = np.full(len(calls), pace.token_s[-1])
     was[: len(pace.token_s)] = pace.token_s[: len(calls)]
     token_s = was + _STEP * (met_s - was)
@@ -148,12 +143,11 @@ def _towards(pace: Pace, met_s: Floats, calls: Floats) -> tuple[Pace, float]:
 
 
 def _drain_s(config: SimulationConfig, work: WorkTable, calls: float) -> float:
-    """E[min(drain, the longest rest of a worker's calls)], where it has so many on average, as many as chance
-    has it (Poisson).
+    """E[min(drain, the longest rest of a worker's calls)] for a Poisson number of calls with this mean.
 
-    A call that is met in flight is a long one, at any point: its rest is below x with probability E[min(call,
-    x)] / E[call]. A worker that drains gets no others, so what is left is decoded as fast as a call that is
-    alone, at most.
+    A call met in flight tends to be a long one, at a uniform point: its rest is below x with probability
+    E[min(call, x)] / E[call]. A draining worker gets no other calls, so the rest is decoded at most as fast
+    as a call that is alone.
     """
     calls_s = work.call_tokens / config.engines.tokens_per_s
     seconds = np.linspace(0.0, config.updates.drain_s, _POINTS)
@@ -162,9 +156,7 @@ def _drain_s(config: SimulationConfig, work: WorkTable, calls: float) -> float:
 
 
 def _engines(config: SimulationConfig, decoding: float, environment_s: float) -> float:
-    """The largest X with X·E[w] ≤ W·R((S - X·E[e]) / W), by bisection: the left side grows with X, the
-    right side falls.
-    """
+    """The largest X with X·E[w] ≤ W·R((S - X·E[e]) / W), by bisection: left grows with X, right falls."""
     engines = config.engines
     work = config.work
 

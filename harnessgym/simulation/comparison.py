@@ -1,4 +1,4 @@
-"""Arms under the same seeds, side by side."""
+"""Compares variants of a configuration under the same seeds."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,11 +24,10 @@ from harnessgym.store.durations import rollout_durations
 
 
 def with_recorded(config: SimulationConfig, root: Path) -> SimulationConfig:
-    """A configuration whose work is drawn from a run folder: turns, tokens, environments, graders, and
-    training steps if any.
+    """A configuration whose turns, tokens, environments, graders and steps are drawn from a recorded run.
 
-    Each quantity is drawn by itself, so that what goes together in a rollout (long answers, many turns) does
-    not in the simulation. Raises `ConfigError` for a folder that has no finished rollouts.
+    Each quantity is drawn independently, so correlations within a rollout (long answers, many turns) are
+    lost. Raises `ConfigError` for a folder without finished rollouts.
     """
     folder = RunFolder(root)
     path = root / "traces.db"
@@ -57,7 +56,7 @@ def with_recorded(config: SimulationConfig, root: Path) -> SimulationConfig:
 
 
 def _steps(root: Path) -> list[float]:
-    """Seconds of the training steps."""
+    """Seconds of each recorded training step."""
     return [line["step_s"] for line in StepLines(RunFolder(root).metrics_path).read() if "step_s" in line]
 
 
@@ -71,14 +70,14 @@ DEFAULT_ARMS = ("sync", "one-step", "eta-1", "eta-4", "periodic", "recycle")
 
 @dataclass(frozen=True, slots=True)
 class VariantComparison:
-    """What came of every arm."""
+    """The outcomes of all variants."""
 
     config: SimulationConfig
     outcomes: dict[str, list[SimulationOutcome]]
-    """By arm, one per seed."""
+    """By variant, one outcome per seed."""
 
     def told(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The comparison as JSON values."""
         rows = {name: report.figures(found) for name, found in self.outcomes.items()}
         single = {name: [outcome.told() for outcome in found] for name, found in self.outcomes.items()}
         return {
@@ -89,7 +88,7 @@ class VariantComparison:
         }
 
     def tables(self) -> list[Table]:
-        """For people."""
+        """The comparison as tables."""
         return report.tables(self.outcomes)
 
 
@@ -100,11 +99,10 @@ def compare(
     observe: Callable[[str, int], None] = lambda _arm, _step: None,
     replay: Path | None = None,
 ) -> VariantComparison:
-    """Run every arm under the same `seeds` seeds. `observe` is told the arm and the steps done of its present
-    seed.
+    """Run every variant under the same seeds. `observe` gets the variant and the steps done of its seed.
 
-    Raises `ConfigError` for an arm or a recorded run that cannot be used, `TrainerError` for a run that
-    stands still.
+    Raises `ConfigError` for a variant or a recorded run that cannot be used, `TrainerError` for a run that
+    stalls.
     """
     if replay is not None:
         config = with_recorded(config, replay)

@@ -1,4 +1,4 @@
-"""How long things take and how many tokens they have, drawn many at a time."""
+"""Distributions of durations and token counts, drawn many at a time."""
 
 from typing import Any, Literal
 
@@ -12,20 +12,18 @@ Floats = npt.NDArray[np.float64]
 
 
 class Distribution(Config):
-    """A positive random quantity. Also written `600`, `lognormal:600:1.0` or `pareto:600:1.8`, with a
-    fourth part as `most`.
-    """
+    """A positive random quantity. Also written `600`, `lognormal:600:1.0` or `pareto:600:1.8[:MOST]`."""
 
     kind: Literal["constant", "lognormal", "pareto", "recorded"] = "lognormal"
     """`recorded` draws from `values`, with replacement."""
     mean: float = Field(1.0, ge=0)
-    """Expected value before `most` cuts."""
+    """Expected value before `most` is applied."""
     shape: float = Field(1.0, gt=0)
     """lognormal: sigma, the standard deviation of the logarithm. pareto: alpha, the tail index, above 1."""
     most: float | None = Field(None, gt=0)
-    """What exceeds it is cut to it, as a limit of tokens or a timeout does."""
+    """Larger values are cut to this, as a token limit or a timeout does."""
     values: tuple[float, ...] = Field((), repr=False)
-    """What was recorded."""
+    """The recorded values."""
 
     @model_validator(mode="before")
     @classmethod
@@ -55,10 +53,11 @@ class Distribution(Config):
         return self
 
     def draw(self, rng: np.random.Generator, count: int) -> Floats:
-        """float64 [count]."""
+        """Draw `count` values, float64 [count]."""
         if self.kind == "constant" or self.mean == 0:
             drawn = np.full(count, self.mean)
         elif self.kind == "lognormal":
+            # The mean of a lognormal is exp(mu + sigma^2 / 2), so mu is shifted to give `mean`.
             drawn = rng.lognormal(np.log(self.mean) - self.shape**2 / 2, self.shape, count)
         elif self.kind == "pareto":
             drawn = self.mean * (self.shape - 1) / self.shape * (1 + rng.pareto(self.shape, count))
@@ -67,7 +66,7 @@ class Distribution(Config):
         return drawn if self.most is None else np.minimum(drawn, self.most)
 
     def expected(self) -> float:
-        """The mean, over many draws where `most` cuts."""
+        """The mean. With `most` it is estimated from many draws."""
         if self.kind == "constant" or (self.kind != "recorded" and self.most is None):
             return self.mean if self.most is None else min(self.mean, self.most)
         return float(self.draw(np.random.default_rng(0), 100_000).mean())

@@ -1,6 +1,6 @@
-"""Everything random about rollouts and steps, a function of the seed and the place alone.
+"""All randomness of rollouts and steps. A draw depends only on the seed and its index.
 
-Arms of a comparison get the same draws: rollout r of the seed is the same work whoever runs it, and whenever.
+So all variants of a comparison get the same draws: rollout r of a seed is the same work whenever it runs.
 """
 
 from dataclasses import dataclass, field
@@ -20,11 +20,11 @@ class RolloutDraw:
     """One rollout's work."""
 
     tokens: tuple[int, ...]
-    """Sampled, per call."""
+    """Tokens sampled in each call."""
     read: tuple[int, ...]
-    """Added to the prompt, per call."""
+    """Tokens added to the prompt in each call."""
     environment_s: tuple[float, ...]
-    """After each call."""
+    """Seconds of the environment after each call."""
     grading_s: float
 
 
@@ -37,12 +37,12 @@ class Draws:
         options = config.trainer
         self.step_s: list[float] = options.step_s.draw(self._rng(_STEPS), options.steps).tolist()
         self.failures = self._rng(_FAILURES)
-        """For what breaks."""
+        """Generator of failures."""
         self._transfers, self._installs = self._rng(_TRANSFERS), self._rng(_INSTALLS)
         self._seconds: dict[int, list[float]] = {_TRANSFERS: [], _INSTALLS: []}
 
     def rollout(self, number: int) -> RolloutDraw:
-        """Rollout `number` of the seed."""
+        """The work of rollout `number`."""
         block, place = divmod(number, _BLOCK)
         return self._block(block).rollouts[place]
 
@@ -57,7 +57,7 @@ class Draws:
         return WorkTable(tokens, decoding, environment, grading, blocks[0].call_tokens, np.sort(waits))
 
     def transfer_s(self) -> float:
-        """Seconds of the next fetch of weights."""
+        """Seconds of the next weight transfer."""
         return self._next(_TRANSFERS)
 
     def install_s(self) -> float:
@@ -113,44 +113,43 @@ class Draws:
 class _Block:
     rollouts: list[RolloutDraw]
     totals: Floats
-    """Of each: tokens, tokens read, seconds of its environment and of its grader, [4, n]."""
+    """Of each rollout: tokens, tokens read, seconds of its environment and of its grader, [4, n]."""
     call_tokens: Floats
     waits_s: Floats
-    """Of environments, by call."""
+    """Seconds of the environment after each call."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkTable:
-    """Totals of many rollouts, as arrays [n], and single calls and waits of some, [m]."""
+    """Totals of n rollouts, as arrays [n], and single calls and waits of some of them, [m]."""
 
     tokens: Floats
-    """Sampled."""
+    """Sampled tokens."""
     decoding: Floats
-    """Decoded tokens that a worker's time goes into: those sampled, and prompts at `prefill_cost`, each
-    read once."""
+    """Tokens in units of decoding time: sampled ones, and prompts at `prefill_cost`, each read once."""
     environment_s: Floats
     grading_s: Floats
     call_tokens: Floats
-    """Sampled in single calls."""
+    """Sampled tokens of single calls."""
     waits_s: Floats
-    """Single waits for an environment or a grader, in ascending order."""
+    """Single waits for an environment or a grader, ascending."""
     _sums: list[Floats] = field(default_factory=list, repr=False)
-    """Of the waits up to each, and of their squares."""
+    """Cumulative sums of the waits and of their squares."""
 
     @classmethod
     def of(cls, config: SimulationConfig, count: int) -> "WorkTable":
-        """The first `count` rollouts of a configuration."""
+        """The table of the first `count` rollouts of a configuration."""
         return Draws(config).table(count)
 
     def alone_s(self, config: SimulationConfig) -> Floats:
-        """Seconds of each rollout if nothing were in its way, from its first call to its grade, [n]."""
+        """Seconds of each rollout without any contention, from its first call to its grade, [n]."""
         return self.decoding / config.engines.tokens_per_s + self.environment_s + self.grading_s
 
     def gained_s(self, pause_s: float, token_s: float) -> float:
-        """Seconds by which rollouts get on while nothing is decoded for `pause_s`, on average, at most.
+        """Upper bound on the mean progress of a rollout, in seconds, while nothing is decoded for `pause_s`.
 
-        With E[waits] / (E[waits] + E[decoding]) a rollout is in a wait when the pause begins, and more often
-        in a long one; at most all of that wait is still to come.
+        A rollout is in a wait when the pause begins with probability E[waits] / (E[waits] + E[decoding]), and
+        in a long wait more often than in a short one. At most the whole wait is still ahead.
         """
         if not self._sums:
             self._sums.extend(np.concatenate([[0.0], np.cumsum(self.waits_s**power)]) for power in (1, 2))
@@ -159,5 +158,6 @@ class WorkTable:
         waiting = float(self.environment_s.mean() + self.grading_s.mean())
         if not waiting or not total[-1]:
             return 0.0
+        # Length-biased mean of min(wait, pause): a wait is met in proportion to its length.
         met = (squares[short] + pause_s * (total[-1] - total[short])) / total[-1]
         return float(met) * waiting / (waiting + token_s * float(self.decoding.mean()))

@@ -1,6 +1,4 @@
-"""All engine workers, as the proxy sees them: calls go to one of those that are ready, and go on elsewhere
-when it dies.
-"""
+"""All engine workers as the proxy sees them: a call goes to a ready one and moves when that one dies."""
 
 import random
 from collections import Counter, deque
@@ -15,9 +13,7 @@ from harnessgym.store.workers import WorkerState
 
 
 class SimulatedFleet:
-    """Workers and the calls in flight. Whoever sends calls sets `answered`; whoever updates workers sets
-    `drained`.
-    """
+    """Workers and their calls in flight. The node sets the callback `answered`, the updates set `drained`."""
 
     def __init__(self, clock: Clock, measures: Measures, engines: EnginesSection, seed: int) -> None:
         self._clock = clock
@@ -29,7 +25,7 @@ class SimulatedFleet:
         """Workers by state and version."""
         self.answered: Callable[[SimulatedCall, SimulatedWorker], None] = lambda _call, _worker: None
         self.drained: Callable[[SimulatedWorker], None] = lambda _: None
-        """A draining worker has no call left."""
+        """Called when a draining worker has no calls left."""
         self.halted = False
         self._pending: deque[SimulatedCall] = deque()
         self._busy, self._waiting = measures.level("engines"), measures.level("calls waiting")
@@ -38,7 +34,7 @@ class SimulatedFleet:
             self.standing[worker.state, worker.version] += 1
 
     def send(self, call: SimulatedCall) -> None:
-        """Give a call to a worker; it waits while none can take it."""
+        """Send a call to a worker. It waits while none can take it."""
         owner = self.workers[call.cached[0]] if call.cached else None
         worker = call.at = None if self.halted else self.ready.choose(owner)
         if worker is None:
@@ -52,7 +48,7 @@ class SimulatedFleet:
         self._run(worker)
 
     def set_state(self, worker: SimulatedWorker, state: WorkerState, version: int | None = None) -> None:
-        """Change what a worker does, and its version if given. What waits for a ready one comes to it."""
+        """Change a worker's state, and its version if given. A ready one starts the calls waiting at it."""
         if worker in self.ready:
             self.ready.remove(worker)
         self.standing[worker.state, worker.version] -= 1
@@ -67,13 +63,13 @@ class SimulatedFleet:
             self._run(worker)
 
     def dispatch(self) -> None:
-        """Send what waits, to the workers that have become ready together."""
+        """Send waiting calls. Called once all workers that become ready together are ready."""
         while self._pending and self.ready and not self.halted:
             self._waiting.add(-1)
             self.send(self._pending.popleft())
 
     def suspend(self, worker: SimulatedWorker) -> None:
-        """Stop a worker for an update. Its calls stay, and are re-prefilled when it is ready again."""
+        """Stop a worker for an update. Its calls stay and are prefilled again when it is ready."""
         calls = self._stop(worker)
         worker.waiting.extendleft(reversed(calls))
         self._waiting.add(len(calls))
@@ -81,12 +77,13 @@ class SimulatedFleet:
         self.set_state(worker, "updating")
 
     def kill(self, worker: SimulatedWorker) -> None:
-        """A worker dies. Its calls go on elsewhere, from the tokens so far."""
+        """Kill a worker. Its calls continue on other workers from the tokens so far."""
         calls = [*self._stop(worker), *worker.waiting]
         self._waiting.add(-len(worker.waiting))
         before = worker.load
         worker.waiting.clear()
         self.ready.changed(worker, before)
+        # Dead before its calls are sent again, or one could come back to it.
         self.set_state(worker, "dead")
         self._measures.counts["calls moved"] += len(calls)
         for call in calls:
@@ -94,7 +91,7 @@ class SimulatedFleet:
             self.send(call)
 
     def withdraw(self, call: SimulatedCall) -> None:
-        """Nobody wants a call's answer any more."""
+        """Cancel a call whose answer is no longer needed."""
         worker = call.at
         if worker is None:
             self._pending.remove(call)
@@ -113,7 +110,7 @@ class SimulatedFleet:
             self.drained(worker)
 
     def halt(self) -> None:
-        """All calls stop where they are, until `resume`."""
+        """Stop all calls until `resume`."""
         self.halted = True
         for worker in self.workers:
             calls = self._stop(worker)
@@ -126,21 +123,21 @@ class SimulatedFleet:
             self.ready.changed(worker, before)
 
     def resume(self) -> None:
-        """They go on."""
+        """Continue the stopped calls."""
         self.halted = False
         self.dispatch()
 
     def settle(self) -> None:
-        """Count the tokens of running calls, at the end."""
+        """Count the tokens of running calls at the end of the run."""
         for worker in self.workers:
             self._stop(worker)
 
     def serving(self) -> list[tuple[WorkerState, int]]:
-        """States and versions that there are, each once."""
+        """The present pairs of state and version, each once."""
         return [kind for kind, count in self.standing.items() if count]
 
     def _run(self, worker: SimulatedWorker) -> None:
-        """Start what waits at a worker that serves, and plan its next event."""
+        """Start the calls waiting at a serving worker and schedule its next event."""
         now = self._clock.now
         if worker.state in ("ready", "draining") and worker.waiting:
             idle = not worker.running
@@ -153,7 +150,7 @@ class SimulatedFleet:
             self._clock.after(due - now, self._wake, worker, due)
 
     def _wake(self, worker: SimulatedWorker, due: float) -> None:
-        """A call of a worker is finished, unless others have come since and slowed it down."""
+        """Finish due calls. Does nothing if the due time has changed since this was scheduled."""
         if due != worker.wake_at:
             return
         worker.wake_at = float("inf")
@@ -171,9 +168,7 @@ class SimulatedFleet:
             self.drained(worker)
 
     def _stop(self, worker: SimulatedWorker) -> list[SimulatedCall]:
-        """Take the running calls out of a worker that still counts them as its load, their tokens
-        recorded.
-        """
+        """Take the running calls out of a worker and record their tokens."""
         before = worker.load
         taken = worker.take_back(self._clock.now)
         worker.wake_at = float("inf")

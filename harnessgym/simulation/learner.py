@@ -1,4 +1,4 @@
-"""The trainer: what is consumed, and what becomes of versions."""
+"""The simulated trainer: what it consumes, and its versions."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,21 +17,22 @@ from harnessgym.store.policies import PolicyVersion
 
 
 class Replays:
-    """Chooses what a batch trains again."""
+    """Chooses the groups that a batch trains again."""
 
     def __init__(self, config: SimulationConfig, planner: SimulatedPlanner) -> None:
         self._options = config.trainer
         self._planner = planner
         self.into: dict[int, list[Group]] = {}
-        """Groups by the surviving version that they were trained into, not for the first time."""
+        """Replayed groups by the surviving version they were trained into."""
 
     def choose(
         self, version: int, ledger: Mapping[int, Sequence[Group]], staleness: Callable[[Group], int]
     ) -> list[Group]:
-        """For the step from `version`; `ledger` has what was trained for the first time, by version."""
+        """Choose for the step from `version`. `ledger` holds the groups first trained into each version."""
         options = self._options
         if not options.reuse:
             return []
+        # Older groups are beyond η and cannot be trained again.
         recent = sorted(ledger)[-options.max_staleness :]
         found = {group.id: group for into in recent for group in (*ledger[into], *self.into[into])}
         times = Counter(group.id for into in recent for group in (*ledger[into], *self.into[into]))
@@ -46,7 +47,7 @@ class Replays:
         ]
 
     def _places(self, version: int, step: int) -> int:
-        """So many that what stands does not get too stale for them."""
+        """Places for replays that make no outstanding group too stale."""
         options = self._options
         ordered = self._options.consumption == "wait"
         standing = [group for group in self._planner.outstanding.values() if ordered or group.complete]
@@ -60,7 +61,7 @@ class Replays:
 
 
 class SimulatedLearner:
-    """Steps on batches and makes versions. Ends when `done`."""
+    """Trains on batches and publishes versions until `done`."""
 
     def __init__(
         self,
@@ -80,20 +81,19 @@ class SimulatedLearner:
         self.versions: list[PolicyVersion] = [_version(0, None)]
         self.version = 0
         self.steps: list[tuple[int, float]] = []
-        """Versions made, and when, in order; those of lost checkpoints too."""
+        """Versions and their times in order, including those of lost checkpoints."""
         self.ledger: dict[int, list[Group]] = {}
-        """Groups by the surviving version that they were trained into."""
+        """Groups by the surviving version they were first trained into."""
         self.state: str = "idle"
         self._life = 0
         self._look = False
-        """Whether a group may be too stale that was not a moment ago."""
+        """Whether a group may have become too stale since the last look."""
         self._gap: Group | None = None
-        """With order: the first group that is waited for, so that not all are looked at whenever another
-        is complete."""
+        """With `wait`: the first incomplete group in line. While it is open, other groups need no look."""
         self._batch: list[Group] = []
-        """What the step in progress has taken."""
+        """Groups that the step in progress has taken."""
         self._again: list[Group] | None = None
-        """What it trains again; None before that is settled."""
+        """Groups it trains again; None before they are chosen."""
         self.replays = Replays(config, planner)
         self.published: Callable[[int], None] = lambda _: None
         self.halted: Callable[[bool], None] = lambda _: None
@@ -101,27 +101,27 @@ class SimulatedLearner:
 
     @property
     def step(self) -> int:
-        """Batches behind the weights."""
+        """Number of batches trained into the weights."""
         return len(self.ledger)
 
     @property
     def done(self) -> bool:
-        """Whether the run has had its steps."""
+        """Whether all steps are done."""
         return self.step >= self._options.steps
 
     @property
     def batch_in_progress(self) -> tuple[Group, ...]:
-        """What was taken and is not trained."""
+        """Groups taken and not yet trained."""
         return tuple(self._batch)
 
     def completed(self, group: Group) -> None:
-        """A group is complete."""
+        """Note a completed group."""
         self._complete.add(1)
         self._look = self._look or self._staleness(group) > self._options.max_staleness
         self.consider()
 
     def consider(self) -> None:
-        """Take what can be taken, if there is nothing to do."""
+        """If idle, take the next batch or part of one, and give up stale groups."""
         if self.state != "idle" or self.done:
             return
         if self._again is None:
@@ -144,7 +144,8 @@ class SimulatedLearner:
             self._planner.submit()
 
     def die(self) -> None:
-        """The trainer is killed. What it was at is not trained, and stays for the next."""
+        """Kill the trainer. Its batch is not trained and returns to the queue."""
+        # Events scheduled by the earlier life compare this number and do nothing.
         self._life += 1
         if self.state == "working":
             self._working.add(-1)
@@ -158,12 +159,11 @@ class SimulatedLearner:
         self._clock.after(self._failures.trainer_restart_s, self._resume, self._life)
 
     def _candidates(self, part: int) -> list[Candidate]:
-        """All that can matter to the choice: those next in line, or all that are complete or too stale
-        already.
-        """
+        """The groups that can affect the choice: the next in line, or all that are complete or too stale."""
         waits = self._options.consumption == "wait"
         most = self._options.max_staleness
         waited_for = self._gap is not None and not self._gap.complete
+        # Most completions cannot make a batch. Checking that first keeps a look from costing all groups.
         if not self._look and (self._complete.value < part or waited_for):
             return []
         self._look, groups = False, self._planner.outstanding.values()
@@ -177,7 +177,7 @@ class SimulatedLearner:
         ]
 
     def _staleness(self, group: Group) -> int:
-        """Of its oldest token in the next step; of an open group, 0 unless it can be beyond η."""
+        """Staleness of the oldest token in the next step; 0 for an open group that cannot be beyond η."""
         between = self._planner.chain.between
         if group.complete:
             return max((between(self.version, version) for version in group.versions), default=0)
@@ -187,7 +187,7 @@ class SimulatedLearner:
         return max((between(self.version, version) for version in sampled), default=0)
 
     def _work(self, groups: list[Group]) -> None:
-        """A batch, or the next part of one."""
+        """Start to train on a batch or the next part of one."""
         if not self._batch and self._options.alone:
             self.halted(True)
         self._batch += groups
@@ -208,7 +208,7 @@ class SimulatedLearner:
         self.consider()
 
     def _commit(self) -> None:
-        """The batch is trained: a version more, and its tokens in the ledger."""
+        """Finish the batch: enter it in the ledger and publish a new version."""
         batch = self._batch
         again = self._again or []
         start = self.version
@@ -227,7 +227,7 @@ class SimulatedLearner:
             self.halted(False)
 
     def _count(self, batch: list[Group], again: list[Group], start: int, sign: int) -> None:
-        """Count a batch that was trained from a version, or with -1 take back that it was."""
+        """Count a batch trained from version `start`; with `sign` -1 undo that count."""
         measures = self._measures
         tokens_by = Counter[int]()
         rollouts_by = Counter[int]()
@@ -251,7 +251,7 @@ class SimulatedLearner:
         measures.counts["rollouts trained"] += sign * (sum(rollouts_by.values()) - replayed[1])
 
     def _resume(self, life: int) -> None:
-        """Go on from the newest checkpoint that is there, under version numbers no other has had."""
+        """Resume from the newest surviving checkpoint. Version numbers are never reused."""
         if life != self._life:
             return
         for version in sorted(self.ledger)[::-1][: self._failures.versions_lost]:
@@ -270,7 +270,7 @@ class SimulatedLearner:
         self.consider()
 
     def _give_back(self, groups: list[Group]) -> None:
-        """Groups that were taken are complete again."""
+        """Return taken groups to the outstanding ones, in order of submission."""
         self._planner.consumed -= len(groups)
         self._complete.add(len(groups))
         self._gap = None

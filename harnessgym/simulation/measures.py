@@ -1,4 +1,4 @@
-"""What is measured while virtual time passes, from the end of the warm-up on."""
+"""Measurements over virtual time, from the end of the warm-up on."""
 
 from collections import Counter
 
@@ -6,7 +6,7 @@ from harnessgym.simulation.clock import Clock
 
 
 class Level:
-    """A number over time, and its mean."""
+    """A number that changes over time, and its time average."""
 
     __slots__ = ("_area", "_clock", "_since", "_start", "highest", "value")
 
@@ -25,50 +25,50 @@ class Level:
         self.highest = max(self.highest, self.value)
 
     def restart(self) -> None:
-        """Forget what was measured, not the number."""
+        """Forget the measurements but keep the number."""
         self._since = self._start = self._clock.now
         self._area = 0.0
         self.highest = self.value
 
     def integral(self) -> float:
-        """The number times seconds."""
+        """Integral of the number over time, in seconds."""
         return self._area + self.value * (self._clock.now - self._since)
 
     def mean(self) -> float:
-        """Over the time since the start."""
+        """Mean over the time since the last restart."""
         seconds = self._clock.now - self._start
         return self.integral() / seconds if seconds else 0.0
 
 
 class Measures:
-    """Levels and counters of one simulation."""
+    """The levels and counters of one simulation."""
 
     def __init__(self, clock: Clock) -> None:
         self._levels: dict[str, Level] = {}
         self._clock = clock
         self.counts: Counter[str] = Counter()
-        """Events by name, since the start of the simulation."""
+        """Events by name since the start of the simulation."""
         self.since = 0.0
-        """When the warm-up ended."""
+        """Time at which the warm-up ended."""
         self.before: Counter[str] = Counter()
-        """The counts then."""
+        """The counts at that time."""
         self.staleness: Counter[int] = Counter()
         """Trained tokens by staleness."""
         self.versions: Counter[int] = Counter()
-        """Trained rollouts by how many versions sampled them."""
+        """Trained rollouts by the number of versions that sampled them."""
 
     def level(self, name: str) -> Level:
-        """A level by its name, made if new."""
+        """A level by its name, created if new."""
         if name not in self._levels:
             self._levels[name] = Level(self._clock)
         return self._levels[name]
 
     def levels(self) -> dict[str, Level]:
-        """All of them."""
+        """All levels by name."""
         return self._levels
 
     def restart(self) -> None:
-        """The warm-up is over: what was measured does not count."""
+        """End the warm-up: discard what was measured."""
         self.since = self._clock.now
         self.before = Counter(self.counts)
         self.staleness.clear()
@@ -77,5 +77,5 @@ class Measures:
             level.restart()
 
     def counted(self, name: str) -> int:
-        """Events of a name since the warm-up."""
+        """Number of events of a name since the warm-up."""
         return self.counts[name] - self.before[name]

@@ -1,4 +1,4 @@
-"""Rollouts through environments, engines and graders."""
+"""The simulated node: rollouts go through environments, engines and graders."""
 
 from collections import deque
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from harnessgym.simulation.worker import SimulatedCall, SimulatedWorker
 
 @dataclass(slots=True, eq=False)
 class Rollout:
-    """One rollout's place in its work."""
+    """One rollout and how far its work is."""
 
     group: "Group"
     work: RolloutDraw
@@ -27,35 +27,35 @@ class Rollout:
     """Worker and version whose cache holds the context."""
     stage: Literal["queued", "calling", "acting", "ungraded", "grading", "graded"] = "queued"
     call: SimulatedCall | None = None
-    """The last one."""
+    """Its last call."""
 
     @property
     def tokens(self) -> int:
-        """Sampled so far."""
+        """Tokens sampled so far."""
         return sum(self.spans.values())
 
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Rollouts of one task."""
+    """The rollouts of one task."""
 
     ordinal: int
-    """Place in order of submission."""
+    """Place in the order of submission."""
     draw: int
-    """Which group of the draws it is: a task that is submitted again is the same work again."""
+    """Index of its draw. A task that is submitted again has the same work."""
     members: list[Rollout] = field(default_factory=list)
     left: int = 0
-    """Members that are not graded."""
+    """Members not yet graded."""
     submitted_version: int = 0
-    """None of its tokens is older."""
+    """Oldest version that may sample its tokens."""
     versions: frozenset[int] = frozenset()
-    """Versions that sampled it, once it is complete."""
+    """Versions that sampled its tokens, once it is complete."""
     stopped: bool = False
-    """Whether it was given up before it was complete."""
+    """Whether it was given up while open."""
 
     @property
     def id(self) -> str:
-        """Its name."""
+        """Its ordinal as text."""
         return str(self.ordinal)
 
     @property
@@ -65,12 +65,12 @@ class Group:
 
     @property
     def tokens(self) -> int:
-        """Sampled so far."""
+        """Tokens sampled so far."""
         return sum(member.tokens for member in self.members)
 
 
 class SimulatedNode:
-    """Runs what is submitted. Whoever wants to know sets `ended` and `completed`."""
+    """Runs submitted groups. `ended`, `completed` and `emptied` are callbacks for others to set."""
 
     def __init__(
         self, clock: Clock, measures: Measures, draws: Draws, config: SimulationConfig, fleet: SimulatedFleet
@@ -84,22 +84,22 @@ class SimulatedNode:
         self._queue: deque[Rollout] = deque()
         self._grading: deque[Rollout] = deque()
         self._places = config.work.environments
-        """Environments that are free; held by whole groups if sampling is by task."""
+        """Free environments. Whole groups hold them if sampling is by task."""
         self._occupied, self._graders = measures.level("environments"), measures.level("graders")
         self._queued, self._ungraded = measures.level("rollouts queued"), measures.level("rollouts ungraded")
         self.open = 0
-        """Groups that are not complete."""
+        """Incomplete groups."""
         self.unfinished = 0
-        """Rollouts that are not graded."""
+        """Rollouts not yet graded."""
         self.ended: Callable[[], None] = lambda: None
-        """A rollout is graded."""
+        """Called when a rollout is graded and its group is not yet complete."""
         self.completed: Callable[[Group], None] = lambda _: None
         self.emptied: Callable[[], None] = lambda: None
-        """Nothing is open, because the last group was stopped."""
+        """Called when the last open group was stopped."""
         fleet.answered = self._answered
 
     def submit(self, ordinal: int, draw: int, version: int) -> Group:
-        """A group begins as soon as environments are free; `version` is the oldest that is served."""
+        """Submit a group. It begins once environments are free. `version` is the oldest one served."""
         group = Group(ordinal, draw, submitted_version=version)
         size = self._config.trainer.group_size
         group.members = [Rollout(group, self._draws.rollout(draw * size + slot)) for slot in range(size)]
@@ -112,7 +112,7 @@ class SimulatedNode:
         return group
 
     def stop(self, group: Group) -> None:
-        """Cancel what has not ended of a group; its places are free."""
+        """Cancel a group's unfinished rollouts and free their places."""
         left = [member for member in group.members if member.stage != "graded"]
         if self._by_task and left[0].stage != "queued":
             self._places += len(group.members)
@@ -143,7 +143,7 @@ class SimulatedNode:
                 self._places += int(not self._by_task)
 
     def _begin(self) -> None:
-        """Fill free environments."""
+        """Start queued rollouts in free environments."""
         needed = self._config.trainer.group_size if self._by_task else 1
         while self._queue and self._places >= needed:
             self._places -= needed
@@ -173,7 +173,7 @@ class SimulatedNode:
         self._clock.after(rollout.work.environment_s[rollout.turn], self._acted, rollout)
 
     def _acted(self, rollout: Rollout) -> None:
-        """The environment has answered: another call, or the end."""
+        """The environment has answered: make the next call or end the rollout."""
         if rollout.group.stopped:
             return
         rollout.turn += 1
@@ -220,9 +220,7 @@ class SimulatedNode:
             self.ended()
 
     def _again(self, rollout: Rollout) -> None:
-        """Infrastructure ended the attempt: what it sampled is lost, and it runs again before anything
-        new.
-        """
+        """Run a rollout again after an infrastructure failure, before new ones. Its tokens are lost."""
         self._measures.counts["tokens failed"] += rollout.tokens
         self._measures.counts["rollouts failed"] += 1
         rollout.turn = 0

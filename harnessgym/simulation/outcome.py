@@ -1,4 +1,4 @@
-"""What came of a simulated run, as figures. All of them are simulated."""
+"""The figures of a simulated run. All of them are simulated."""
 
 import statistics
 from collections import Counter
@@ -13,63 +13,62 @@ if TYPE_CHECKING:
     from harnessgym.simulation.simulation import Simulation
 
 LEAST_SEEDS = 6
-"""With fewer values no two order statistics hold the median with 95 %."""
+"""With fewer values no two order statistics enclose the median with 95 % probability."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationOutcome:
-    """Figures after the warm-up, unless they say otherwise."""
+    """Figures of the time after the warm-up, unless stated otherwise."""
 
     name: str
     seed: int
     virtual_s: float
-    """From the end of the warm-up to the last step."""
+    """Virtual seconds from the end of the warm-up to the last step."""
     rollouts_per_s: float
-    """Trained, per virtual second; whenever they are trained, if that is more than once."""
+    """Rollouts trained per virtual second. A replayed rollout counts each time."""
     tokens_per_s: float
-    """Likewise."""
+    """Tokens trained per virtual second, counted likewise."""
     bound: Bound
     idle: dict[str, float]
-    """Share of time without work, by kind of process: engines without a call, empty environments, graders,
-    the trainer."""
+    """Share of idle time by kind: engines without a call, empty environments, graders, the trainer."""
     staleness: dict[int, int]
     """Trained tokens by staleness."""
     versions: dict[int, int]
-    """Trained rollouts by how many versions sampled them."""
+    """Trained rollouts by the number of versions that sampled them."""
     queues: dict[str, float]
-    """Mean length."""
+    """Mean length of each queue."""
     longest: dict[str, int]
-    """Longest length."""
+    """Longest length of each queue."""
     out_of_service: float
-    """Share of the workers' time in which they took no calls, for updates."""
+    """Share of the workers' time in which they took no calls because of updates."""
     serving_nobody: float
-    """Share of the workers' time in an update without any call of theirs advancing."""
+    """Share of the workers' time in an update during which none of their calls advanced."""
     length_bias: float
-    """Mean tokens of trained rollouts over the mean of all that were drawn; 1 is none."""
+    """Mean tokens of trained rollouts over the mean of all drawn ones; 1 means no bias."""
     counts: dict[str, int]
-    """Events, of the whole run."""
+    """Events of the whole run by name."""
     events: int
-    """Of the virtual clock, in the whole run."""
+    """Events of the virtual clock in the whole run."""
 
     @property
     def of_bound(self) -> float:
-        """Throughput over the bound."""
+        """Throughput as a share of the bound."""
         return self.rollouts_per_s / self.bound.rollouts_per_s
 
     @property
     def mean_staleness(self) -> float:
-        """Of trained tokens."""
+        """Mean staleness of trained tokens."""
         total = sum(self.staleness.values())
         return sum(stale * tokens for stale, tokens in self.staleness.items()) / total if total else 0.0
 
     @property
     def off_policy(self) -> float:
-        """Share of trained tokens that an older version than the one being trained sampled."""
+        """Share of trained tokens sampled by an older version than the one being trained."""
         total = sum(self.staleness.values())
         return 1 - self.staleness.get(0, 0) / total if total else 0.0
 
     def told(self) -> dict[str, Any]:
-        """As JSON values, marked as simulated."""
+        """The figures as JSON values, marked as simulated."""
         extra = {
             "of_bound": self.of_bound,
             "limit": self.bound.limit,
@@ -88,7 +87,7 @@ class SimulationOutcome:
 
 
 def outcome_of(simulation: "Simulation") -> SimulationOutcome:
-    """The figures of a run that has ended."""
+    """The figures of a finished run."""
     config = simulation.config
     measures = simulation.measures
     clock = simulation.clock
@@ -120,7 +119,7 @@ def outcome_of(simulation: "Simulation") -> SimulationOutcome:
 
 
 def _length_bias(simulation: "Simulation") -> float:
-    """Over the whole run: what was trained against everything that was submitted, each task once."""
+    """Mean length of all trained rollouts over that of all submitted ones, each task counted once."""
     trained: Counter[str] = Counter()
     for groups in simulation.learner.ledger.values():
         for rollout in (member for group in groups for member in group.members):
@@ -131,7 +130,7 @@ def _length_bias(simulation: "Simulation") -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure over seeds."""
+    """A figure's median and interval over seeds."""
 
     median: float
     low: float
@@ -141,8 +140,8 @@ class Spread:
     def of(cls, values: Sequence[float]) -> "Spread":
         """Median and its 95 % interval.
 
-        The interval runs between the order statistics that hold the median with at least that probability
-        whatever the distribution (binomial with p = 1/2); below six values none does, and it is their range.
+        The interval runs between order statistics that enclose the median with at least that probability for
+        any distribution (binomial with p = 1/2). With fewer than six values it is their range.
         """
         ordered = sorted(values)
         n = len(values)
@@ -152,7 +151,7 @@ class Spread:
         return cls(statistics.median(ordered), ordered[rank], ordered[n - 1 - rank])
 
     def shown(self, digits: int = 2) -> str:
-        """For tables."""
+        """Text for tables."""
         if self.low == self.high:
             return f"{self.median:,.{digits}f}"
         return f"{self.median:,.{digits}f} [{self.low:,.{digits}f}, {self.high:,.{digits}f}]"

@@ -1,4 +1,4 @@
-"""How long a decoded token takes as a run goes on."""
+"""The seconds per decoded token over the course of a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,24 +7,23 @@ from math import inf
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds a decoded token takes, in one span of time after another; the last span lasts for ever."""
+    """Seconds per decoded token in successive spans of time. The last span never ends."""
 
     token_s: Sequence[float]
     mean_s: float
-    """Of all tokens."""
+    """Mean over all tokens."""
     span_s: float = inf
 
     @classmethod
     def even(cls, token_s: float, span_s: float = inf) -> "Pace":
-        """The same at any time."""
+        """A constant pace."""
         return cls((token_s,), token_s, span_s)
 
     def left(self, begun: float, environment_s: float, decoding: float, calls_s: list[float]) -> float:
-        """When a rollout that begins at a time has decoded so many tokens and spent so many seconds in its
-        environment.
+        """When a rollout that begins at `begun` has decoded its tokens and finished in its environment.
 
-        It does both evenly: at any time it has done the same part of either. `calls_s` is what it adds to:
-        seconds for which calls are decoded in each span.
+        It does both evenly: at any time the same share of each is done. Adds to `calls_s` the seconds for
+        which its calls are decoded in each span.
         """
         last = len(self.token_s) - 1
         place = int(begun / self.span_s)

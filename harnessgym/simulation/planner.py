@@ -1,4 +1,4 @@
-"""What is submitted, and when: as `harnessgym.rollout.plan` does it, on counts instead of a store."""
+"""Submits groups as `harnessgym.rollout.plan` does, from counts instead of a store."""
 
 import math
 from collections import deque
@@ -13,7 +13,7 @@ from harnessgym.simulation.settings import SimulationConfig
 
 
 class SimulatedPlanner:
-    """Submits groups as far as admission allows; tasks that were given up for their staleness come first."""
+    """Submits groups as admission allows. Tasks of groups given up as too stale come first."""
 
     def __init__(
         self, config: SimulationConfig, measures: Measures, fleet: SimulatedFleet, node: SimulatedNode
@@ -23,17 +23,17 @@ class SimulatedPlanner:
         self._fleet = fleet
         self._node = node
         self.outstanding: dict[str, Group] = {}
-        """Groups that are neither consumed nor given up, in order of submission."""
+        """Groups neither consumed nor given up, in order of submission."""
         self.consumed = 0
         self.trained = (0, 0)
-        """Of the consumed groups, those behind the newest version, and the batches behind it."""
+        """Consumed groups trained into the newest version, and the number of batches."""
         self.chain = VersionChain(())
         self.again: deque[int] = deque()
-        """Draws of tasks to be submitted again."""
+        """Draws of tasks to submit again."""
         self.drawn = 0
-        """Groups of the draws that have been submitted."""
+        """Number of drawn groups submitted so far."""
         self.drawn_tokens = [0, 0]
-        """Tokens of all their rollouts, and how many rollouts these are."""
+        """Tokens of all their rollouts, and the number of these rollouts."""
         self._ordinal = 0
         work = config.work
         in_flight = NodeSection(max_running=work.environments, evaluate_at_once=work.graders).in_flight
@@ -41,7 +41,7 @@ class SimulatedPlanner:
 
     @property
     def batches(self) -> int:
-        """Batches that are launched for: more than are trained, so that a run's end is like its middle."""
+        """Batches to submit for: more than are trained, so that the end of a run behaves like its middle."""
         options = self._config.trainer
         ahead = options.max_staleness if options.over_launch is None else math.ceil(options.over_launch) - 1
         return options.steps + ahead + 1
@@ -74,7 +74,7 @@ class SimulatedPlanner:
         return admission.capacity()
 
     def submit(self) -> None:
-        """As many groups as may be."""
+        """Submit as many groups as admission allows."""
         capacity = self.capacity()
         oldest = (
             min((version for state, version in self._fleet.serving() if state in SERVING), default=0)
@@ -96,7 +96,7 @@ class SimulatedPlanner:
         return group
 
     def give_up(self, group_id: str, *, again: bool) -> None:
-        """A group is too stale to be trained. What of it still runs is stopped."""
+        """Give up a group that is too stale to train, and stop what still runs."""
         group = self.outstanding.pop(group_id)
         if not group.complete:
             self._measures.counts["groups stopped"] += 1

@@ -1,4 +1,4 @@
-"""The workers that may take a call, so that routing need not look at all of them for each."""
+"""The set of workers that may take a call, so that routing need not scan all workers for each call."""
 
 import random
 
@@ -7,16 +7,14 @@ from harnessgym.simulation.worker import SimulatedWorker
 
 
 class ReadyWorkers:
-    """A set of workers with the least load always at hand. Adding, removing and choosing take constant
-    time.
-    """
+    """A set of workers that tracks the least load. Adding, removing and choosing take constant time."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._workers: list[SimulatedWorker] = []
         self._places: dict[int, int] = {}
         self._loads: list[int] = [0]
-        """Workers by load."""
+        """Number of workers at each load."""
         self._least = 0
 
     def __len__(self) -> int:
@@ -26,13 +24,14 @@ class ReadyWorkers:
         return worker.number in self._places
 
     def add(self, worker: SimulatedWorker) -> None:
-        """A worker may take calls."""
+        """Add a worker."""
         self._places[worker.number] = len(self._workers)
         self._workers.append(worker)
         self._count(worker.load, 1)
 
     def remove(self, worker: SimulatedWorker) -> None:
-        """It may not."""
+        """Remove a worker."""
+        # The last worker takes the freed place, so that removal does not shift the others.
         place = self._places.pop(worker.number)
         last = self._workers.pop()
         if last is not worker:
@@ -41,27 +40,27 @@ class ReadyWorkers:
         self._count(worker.load, -1)
 
     def changed(self, worker: SimulatedWorker, before: int) -> None:
-        """Its load is another than `before`."""
+        """Note that a worker's load has changed from `before`."""
         if worker.number in self._places:
             self._count(worker.load, 1)
             self._count(before, -1)
 
     @property
     def least(self) -> int:
-        """The smallest load. Raises IndexError if there is no worker."""
+        """The smallest load. Raises `IndexError` if there is no worker."""
         while not self._loads[self._least]:
             self._least += 1
         return self._least
 
     def choose(self, owner: SimulatedWorker | None) -> SimulatedWorker | None:
-        """The worker for a call, by the proxy's rule; None if there is none."""
+        """The worker for a call by the proxy's rule; None if there is none."""
         if not self._workers:
             return None
         known = owner if owner is not None and owner.number in self._places else None
         return prefer(known, self._two(), self.least)
 
     def _two(self) -> list[SimulatedWorker]:
-        """Two different ones at random, or the only one: `Random.sample` at a third of its cost."""
+        """Two different workers at random, or the only one. Costs a third of `Random.sample`."""
         count = len(self._workers)
         draw = self._rng.random
         if count == 1:

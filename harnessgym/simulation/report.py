@@ -1,4 +1,4 @@
-"""Simulated outcomes as tables and as figures with intervals."""
+"""Simulated outcomes as tables, and as figures with intervals."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -30,7 +30,7 @@ _HISTOGRAM = (0, 1, 2, 3, 4, 5, 6, 7, 8)
 
 
 def figures(outcomes: Sequence[SimulationOutcome]) -> dict[str, Any]:
-    """Every figure of an arm with its interval over seeds."""
+    """All figures of a variant with their intervals over seeds."""
     readings = _READINGS | {f"idle_{kind}": (lambda found, kind=kind: found.idle[kind]) for kind in _KINDS}
     readings |= {
         f"queue_{name.replace(' ', '_')}": (lambda found, name=name: found.queues[name]) for name in _QUEUES
@@ -52,16 +52,12 @@ def figures(outcomes: Sequence[SimulationOutcome]) -> dict[str, Any]:
 
 
 def most_stale(shares: Mapping[str, float]) -> int:
-    """The largest staleness of any token of any seed: one in ten counts, of which the interval of a median
-    says nothing.
-    """
+    """The largest staleness of any token of any seed. A median over seeds would hide one bad seed."""
     return max(map(int, shares), default=0)
 
 
 def tables(arms: Mapping[str, Sequence[SimulationOutcome]]) -> list[Table]:
-    """Throughput against its bound and idle shares; staleness, versions and updates; the histogram;
-    queues.
-    """
+    """Four tables: throughput and idle shares, staleness and updates, the staleness histogram, queues."""
     seeds = max(len(found) for found in arms.values())
     interval = "95 % interval" if seeds >= LEAST_SEEDS else "range"
     over = f"simulated, {seeds} seeds: median [{interval}]" if seeds > 1 else "simulated, 1 seed"
@@ -149,7 +145,7 @@ def _shown(found: Sequence[SimulationOutcome], name: str, digits: int) -> str:
 
 
 def _shares(found: Sequence[SimulationOutcome]) -> dict[str, float]:
-    """Over all seeds."""
+    """Share of trained tokens by staleness, over all seeds."""
     total: dict[int, int] = {}
     for outcome in found:
         for stale, tokens in outcome.staleness.items():

@@ -1,30 +1,30 @@
-"""How early each step of a run can be done: a recursion over its batches, on its own draws.
+"""The earliest time of each step of a run: a recursion over its batches, on its own draws.
 
-Times are in seconds; t_b is when step b ends, V_d when every worker serves the version after d batches, V_0 =
-0.
+Times are in seconds. t_b is the end of step b; V_d is when every worker serves the version after d batches,
+with V_0 = 0.
 
-- **release**: groups up to (L + d)·B may be submitted at V_d, where L is η + 1 or what is over-launched.
-  Batch-wise, a batch also waits until all before it are complete.
+- **release**: groups up to (L + d)·B may be submitted at V_d, where L is η + 1 or `over_launch`. With
+  sampling by batch, a batch also waits until all before it are complete.
 - **start**: rollouts begin in order of submission, each in the environment that is free first (the
-  multi-server queue of Kiefer and Wolfowitz, 1955). It holds it for w·λ + e seconds: w decoded tokens at λ
-  seconds each, and e of its environment; where λ changes over time, it has always done the same part of both.
+  multi-server queue of Kiefer and Wolfowitz, 1955). A rollout holds it for w·λ + e seconds: w decoded tokens
+  at λ seconds each, and e of its environment. If λ changes over time, the same share of both is always done.
   Its grade takes g.
-- **take**: batch b is there when its groups are complete, or (*drop*, *requeue*) when (b + 1)·B groups of all
+- **take**: batch b is ready when its groups are complete, or (*drop*, *requeue*) when any (b + 1)·B groups
   are.
-- **step**: t_b = max(take_b + T_b / m, t_(b-1) + T_b), of which m micro-batches leave the last one to be done
-  after the take.
-- **serve**: V_(b+1) = t_b + U, with U the whole roll (W updates by f leases, in turn), or the slowest worker
-  of a pause; *between* batches not before all that was submitted is complete.
+- **step**: t_b = max(take_b + T_b / m, t_(b-1) + T_b): of m micro-batches only the last is worked on after
+  the take.
+- **serve**: V_(b+1) = t_b + U, where U is the whole rolling update (W updates by f leases, in turn) or the
+  slowest worker of a pause. *between*: not before everything submitted is complete.
 
-Maxima, sums and order statistics grow with what they are taken of, and so do starts in a first-come
-multi-server queue. Hence, by induction over batches, a run whose rollouts take no less than here, whose
-updates take no less, and in which no group is given up, does no step earlier than here. With λ = 1 /
-`tokens_per_s`, the rate of a call that is alone, this holds for every run, draw by draw.
+Maxima, sums and order statistics are monotone in their arguments, and so are starts in a first-come
+multi-server queue. By induction over batches, a run finishes no step earlier than here if its rollouts and
+updates take no less time than here and no group is given up. With λ = 1 / `tokens_per_s`, the rate of a call
+that is alone, this holds for every run, draw by draw.
 
-Where all engines stand still (`alone`, a global pause), the recursion runs on the time in which they do not,
-and the pauses are added up beside it. Environments and graders go on in a pause: every rollout is credited
-with what one gains there on average, at most (`WorkTable.gained_s`). It is the one place where draws do not
-decide alone.
+Where all engines stop (`alone`, a global pause), the recursion runs on the time in which they do not, and the
+pauses are summed separately. Environments and graders continue during a pause: every rollout is credited with
+an upper bound on its mean progress there (`WorkTable.gained_s`). This is the only place where a mean replaces
+the draws.
 """
 
 import heapq
@@ -36,20 +36,19 @@ from harnessgym.simulation.pace import Pace
 from harnessgym.simulation.settings import SimulationConfig
 
 _ROUNDING = 1e-9
-"""What a product of a fraction of a batch may lack of a whole group."""
+"""Rounding error allowed when a fraction of a batch is turned into whole groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What the recursion finds."""
+    """The result of the recursion."""
 
     trained_s: list[float]
-    """When each step can be done at the earliest."""
+    """Earliest end of each step."""
     calls_s: list[float]
-    """Seconds for which calls are decoded in each span of the pace."""
+    """Seconds for which calls are decoded, summed over calls, in each span of the pace."""
     gives_up: bool
-    """Whether a group would get older than η, so that others take its place: then the recursion says
-    nothing."""
+    """Whether a group would get staler than η and be replaced. The recursion is then no bound."""
 
 
 def groups_launched(config: SimulationConfig) -> int:
@@ -58,21 +57,21 @@ def groups_launched(config: SimulationConfig) -> int:
 
 
 def launched(config: SimulationConfig) -> float:
-    """L: batches' worth of groups that stand at one time."""
+    """L: batches' worth of groups that may be outstanding at one time."""
     options = config.trainer
     return options.max_staleness + 1 if options.over_launch is None else options.over_launch
 
 
 def course_of(config: SimulationConfig, work: WorkTable, pace: Pace, drain_s: float = 0.0) -> Course:
-    """The recursion at a pace; calls in flight hold up an update for `drain_s`.
+    """Run the recursion at a pace. Calls in flight delay an update by `drain_s`.
 
-    `work` has `groups_launched` groups of rollouts, at least.
+    `work` must have at least `groups_launched` groups of rollouts.
     """
     return _Recursion(config, work, pace, drain_s).run()
 
 
 def update_s(config: SimulationConfig, draws: Draws, drain_s: float) -> float:
-    """U of the next version."""
+    """U: seconds until every worker has the next version."""
     workers = range(config.engines.workers)
     if config.updates.mode != "rolling":
         return max(draws.install_s() + draws.transfer_s() for _ in workers)
@@ -90,7 +89,7 @@ class _Recursion:
         self._pace = pace
         self._gained = partial(work.gained_s, token_s=pace.mean_s)
         self._drain_s = 0.0 if config.trainer.alone else drain_s
-        """Engines that stand still have no call in flight."""
+        """Seconds of a drain; 0 if engines stop during a step, because they then have no calls in flight."""
         self._works: list[tuple[float, float]] = list(
             zip(work.environment_s.tolist(), work.decoding.tolist(), strict=True)
         )
@@ -98,23 +97,22 @@ class _Recursion:
         self._calls_s: list[float] = []
         size = config.trainer.group_size if config.work.sampling == "task" else 1
         self._free = [0.0] * (config.work.environments // size)
-        """When each environment is free; by task, when each place of a whole group is."""
+        """When each environment is free, or with sampling by task each place of a whole group."""
         self._complete: list[float] = []
-        """When each group is complete, in order of submission."""
+        """Completion time of each group, in order of submission."""
         self._standing: list[tuple[float, int]] = []
-        """Those not taken, the first to be complete first, with the batches behind the version they were
+        """Heap of the groups not taken: completion time, and the number of batches in the version they were
         released with."""
         self._latest = 0.0
-        """When all that was submitted is complete."""
+        """When everything submitted is complete."""
         self._trained = 0.0
         self._paused = 0.0
-        """The end of the last step, on the time in which engines do not stand still, and the seconds in
-        which they do."""
+        """The end of the last step in time without stopped engines, and the seconds of stopped engines."""
         self._before = (0.0, 0.0)
-        """Seconds for which they stand still for the last step, and then for its version."""
+        """Seconds for which engines stop for the last step, and then for its version."""
 
     def run(self) -> Course:
-        """All steps."""
+        """Run all steps."""
         options = self._options
         draws = Draws(self._config)
         served = 0.0
@@ -137,7 +135,7 @@ class _Recursion:
         return Course(out.trained_s, self._calls_s, gives_up)
 
     def _release(self, served: float, end: int, depth: int) -> None:
-        """Groups before `end` may be submitted."""
+        """Submit the groups before `end`."""
         batch_wise = self._config.work.sampling == "batch"
         batch = self._options.groups_per_step
         while (first := len(self._complete)) < end:
@@ -150,7 +148,7 @@ class _Recursion:
                     heapq.heappush(self._standing, (done, depth))
 
     def _run(self, group: int, at: float) -> float:
-        """When the group is complete if it may begin at a time."""
+        """When a group is complete that may begin at time `at`."""
         size = self._options.group_size
         free = self._free
         done = 0.0
@@ -173,16 +171,14 @@ class _Recursion:
         return self._pace.left(begun, environment_s, decoding, self._calls_s)
 
     def _take(self, step: int) -> float:
-        """When the next batch is complete."""
+        """When the next batch can be taken."""
         batch = self._options.groups_per_step
         if self._options.consumption == "wait":
             return max(self._complete[step * batch : (step + 1) * batch])
         return max(heapq.heappop(self._standing)[0] for _ in range(batch))
 
     def _step(self, take: float, step_s: float) -> None:
-        """Train. A batch that lacks no more than the longest wait is trained during the pause that follows
-        the last step.
-        """
+        """Train a batch. If it is complete soon enough, its step overlaps the pause after the last one."""
         options, (stopped_s, paused_s) = self._options, self._before
         longest_s = float(self._work.waits_s[-1])
         during = take <= self._trained + self._drain_s + min(stopped_s + paused_s, longest_s)
@@ -197,7 +193,7 @@ class _Recursion:
         self._trained = max(take + step_s / options.micro_batches, self._trained + step_s) - hidden_s
 
     def _served(self, update: float) -> float:
-        """When every worker has the version of the step that has ended."""
+        """When every worker has the version of the last step."""
         mode = self._config.updates.mode
         if mode == "between":
             return max(self._trained, self._latest) + update

@@ -1,4 +1,4 @@
-"""What a simulation is told. One section per part of a run, as in `harnessgym.run_config.run`."""
+"""Settings of a simulation, one section per part of a run, as in `harnessgym.run_config.run`."""
 
 from typing import Literal
 
@@ -10,22 +10,22 @@ from harnessgym.simulation.distributions import Distribution
 
 
 class EnginesSection(Config):
-    """Engine workers, each decoding its calls together.
+    """Engine workers, each of which decodes its calls as one batch.
 
-    With n calls a decoding step takes 1/alone + (n-1)/most seconds, so that one call gets `tokens_per_s` and
-    a full worker approaches `most_tokens_per_s`.
+    With n calls a decoding step takes 1/alone + (n-1)/most seconds. So one call gets `tokens_per_s`, and a
+    full worker approaches `most_tokens_per_s`.
     """
 
     workers: int = Field(8, gt=0)
     """W."""
     tokens_per_s: float = Field(60.0, gt=0)
-    """Of a call that is alone."""
+    """Rate of a call that is alone on a worker."""
     most_tokens_per_s: float = Field(2_000.0, gt=0)
-    """What a worker's rate approaches as it gets more calls."""
+    """Rate that a worker approaches with more calls."""
     max_batch: int = Field(128, gt=0)
-    """Calls decoded together; more wait at the worker."""
+    """Most calls decoded together; further ones wait at the worker."""
     prefill_cost: float = Field(0.005, ge=0)
-    """Reading a prompt token that is not in the worker's cache, in decoded tokens."""
+    """Cost of a prompt token that is not in the worker's cache, in decoded tokens."""
 
     @model_validator(mode="after")
     def _more_calls_are_no_slower(self) -> "EnginesSection":
@@ -38,34 +38,34 @@ class EnginesSection(Config):
 
 
 class WorkSection(Config):
-    """What a rollout does: model calls in turn with its environment, then a grade."""
+    """The work of a rollout: model calls alternate with its environment, then it is graded."""
 
     turns: Distribution = Distribution(kind="lognormal", mean=8, shape=0.5, most=40)
-    """Model calls of a rollout; at least one."""
+    """Model calls per rollout, at least one."""
     tokens: Distribution = Distribution(kind="lognormal", mean=300, shape=1.0, most=8_192)
-    """Sampled tokens of a call."""
+    """Sampled tokens per call."""
     read: Distribution = Distribution(kind="constant", mean=400)
-    """Prompt tokens that a turn adds."""
+    """Prompt tokens that each turn adds."""
     environment_s: Distribution = Distribution(kind="lognormal", mean=3.0, shape=1.0, most=300)
-    """Seconds of the environment after a call."""
+    """Seconds of the environment after each call."""
     grading_s: Distribution = Distribution(kind="lognormal", mean=5.0, shape=0.5)
-    """Seconds of a grader."""
+    """Seconds of grading per rollout."""
     environments: int = Field(256, gt=0)
-    """Sandboxes at one time: rollouts that run."""
+    """Sandboxes, that is rollouts that run at one time."""
     graders: int = Field(64, gt=0)
-    """Rollouts that are graded at one time."""
+    """Rollouts graded at one time."""
     sampling: Literal["batch", "task", "rollout"] = "rollout"
-    """What is begun when an environment is free: the next batch once all of the last is done, the next
-    group once a whole group's environments are free, or the next rollout."""
+    """What begins when an environment is free. batch: the next batch, once the last one is done. task: the
+    next group, once environments for all of it are free. rollout: the next rollout."""
 
 
 class SimulatedTrainerSection(Config):
-    """The trainer's steps and what it consumes."""
+    """The trainer's steps and its consumption."""
 
     steps: int = Field(40, gt=0)
     """Batches to consume."""
     warmup: int = Field(8, ge=0)
-    """First steps that no figure counts."""
+    """First steps, which the figures leave out."""
     groups_per_step: int = Field(32, gt=0)
     """B."""
     group_size: int = Field(8, gt=0)
@@ -73,24 +73,24 @@ class SimulatedTrainerSection(Config):
     step_s: Distribution = Distribution(kind="constant", mean=30.0)
     """T: seconds of a step."""
     micro_batches: int = Field(1, gt=0)
-    """Parts of a batch that are worked on as they come, for one step of the optimizer."""
+    """Parts of a batch that are trained as they complete, for one optimizer step."""
     max_staleness: int = Field(4, ge=0)
     """η, at submission and at consumption."""
     over_launch: float | None = Field(None, ge=1)
-    """Batches' worth of groups that may be submitted and not consumed; η + 1 if not given."""
+    """Batches' worth of groups that may be outstanding; η + 1 if not given."""
     consumption: WhenStale = "wait"
-    """Take batches in order of submission, or any complete groups and drop or requeue what is too stale."""
+    """wait: batches in order of submission. drop, requeue: any complete groups; stale ones are given up."""
     reuse: int = Field(0, ge=0)
-    """How many further times a group may be trained, while it is within η."""
+    """How many more times a group may be trained while it is within η."""
     reuse_share: float = Field(0.5, gt=0, lt=1)
-    """With reuse: the part of a batch that may be such groups."""
+    """With reuse: the largest share of replayed groups in a batch."""
     alone: bool = False
-    """Whether engines stand still while the trainer works (they share its machines); calls in flight go on
+    """Whether engines stop while the trainer works, because they share its machines. Their calls continue
     afterwards."""
 
     @property
     def replayed(self) -> int:
-        """Places of a batch that may go to groups which were trained before."""
+        """Places of a batch that replayed groups may take."""
         return int(self.reuse_share * self.groups_per_step) if self.reuse else 0
 
     @model_validator(mode="after")
@@ -129,45 +129,45 @@ class UpdatesSection(Config):
     """How workers get new weights."""
 
     mode: Literal["rolling", "global", "between"] = "rolling"
-    """One of f workers at a time; all at once, serving again when the last is done; or all at once when
-    nothing runs."""
+    """rolling: f workers at a time. global: all at once, serving again when the last is done. between: all at
+    once when nothing runs."""
     at_once: int | None = Field(None, gt=0)
-    """f; a quarter of the workers if not given."""
+    """f. Defaults to a quarter of the workers."""
     transfer_s: Distribution = Distribution(kind="lognormal", mean=10.0, shape=0.3)
-    """Seconds to fetch a version: before the drain if rolling, during the pause if not."""
+    """Seconds to fetch a version: before the drain if rolling, else during the pause."""
     install_s: Distribution = Distribution(kind="lognormal", mean=1.0, shape=0.3)
-    """Seconds out of service to install and check it."""
+    """Seconds out of service to install and check a version."""
     drain_s: float = Field(5.0, ge=0)
-    """Seconds that calls in flight may finish in; then they are re-prefilled under the new weights."""
+    """Seconds in which calls in flight may finish; afterwards they are prefilled again under new weights."""
     lease_ttl_s: float = Field(30.0, gt=0)
-    """Seconds after which a dead worker's update lease is free."""
+    """Seconds after which a dead worker's update lease expires."""
 
 
 class FailuresSection(Config):
-    """What breaks. Times between failures are exponential."""
+    """Failures. Times between them are exponential."""
 
     worker_s: float = Field(0.0, ge=0)
-    """Mean seconds between two deaths of a worker, anywhere in the fleet; 0: never."""
+    """Mean seconds between two worker deaths in the whole fleet; 0 means never."""
     worker_restart_s: float = Field(60.0, gt=0)
-    """Until it serves again."""
+    """Seconds until a dead worker serves again."""
     rollout: float = Field(0.0, ge=0, lt=1)
-    """Probability that infrastructure ends an attempt at a rollout; it runs again."""
+    """Probability that infrastructure ends a rollout attempt, which then runs again."""
     trainer_s: float = Field(0.0, ge=0)
-    """Mean seconds between two deaths of the trainer; 0: never."""
+    """Mean seconds between two trainer deaths; 0 means never."""
     trainer_restart_s: float = Field(30.0, gt=0)
-    """Until it works again, on the batch it was at."""
+    """Seconds until the trainer works again, on the same batch."""
     versions_lost: int = Field(0, ge=0)
-    """Checkpoints that are gone when it comes back: as many versions are orphaned, and their batches
-    trained again."""
+    """Checkpoints lost at each trainer death: that many versions are orphaned and their batches trained
+    again."""
 
 
 class SimulationConfig(Config):
-    """What `harnessgym simulate` reads."""
+    """The configuration of `harnessgym simulate`."""
 
     name: str = "async"
-    """What the report calls it."""
+    """Name in the report."""
     seed: int = 0
-    """Seeds the draws; equal seeds give equal draws in every arm."""
+    """Seed of the draws. Equal seeds give equal draws in every variant."""
     engines: EnginesSection = EnginesSection()
     work: WorkSection = WorkSection()
     trainer: SimulatedTrainerSection = SimulatedTrainerSection()
@@ -192,7 +192,7 @@ class SimulationConfig(Config):
 
     @property
     def leases(self) -> int:
-        """How many workers may update at one time, f."""
+        """f: workers that may update at one time."""
         return self.updates.at_once or max(1, self.engines.workers // 4)
 
     @property

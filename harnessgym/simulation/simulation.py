@@ -1,4 +1,4 @@
-"""One simulated run."""
+"""Simulates one run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,24 +18,24 @@ from harnessgym.store.workers import WorkerRow
 from harnessgym.supervisor.stall import RunCounts, waiting
 
 _DEATHS_PER_STEP = 20
-"""A trainer that dies more often will hardly get anywhere."""
+"""A trainer that dies more often makes no progress, so the simulation stops."""
 
 Observer = Callable[[int], None]
-"""Told the number of steps done, after each."""
+"""Called with the number of steps done after each step."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBalance:
-    """Where every sampled token is. `sampled == trained + dropped + failed + left`, always."""
+    """Account of every sampled token. Always `sampled == trained + dropped + failed + left`."""
 
     sampled: int
     trained: int
     dropped: int
-    """In groups given up for their staleness."""
+    """In groups given up as too stale."""
     failed: int
-    """In attempts that infrastructure ended."""
+    """In attempts that failed."""
     left: int
-    """In groups that are neither consumed nor given up."""
+    """In groups neither trained nor given up."""
 
 
 class Simulation:
@@ -66,7 +66,7 @@ class Simulation:
         self._watched = False
 
     def run(self, observe: Observer = lambda _: None) -> SimulationOutcome:
-        """Run to the end. Raises `TrainerError` if the run stands still, saying who waits for whom."""
+        """Run to the end. Raises `TrainerError` if the run stalls, naming what waits for what."""
         self.begin()
         seen = 0
         while not self.learner.done:
@@ -79,16 +79,14 @@ class Simulation:
         return outcome_of(self)
 
     def begin(self) -> None:
-        """Submit what may be, and plan what breaks. `run` does it; who steps the clock otherwise must."""
+        """Submit the first groups and schedule failures. Call it before stepping the clock yourself."""
         if not self.config.trainer.warmup:
             self.measures.restart()
         self._plan_failures()
         self._served()
 
     def account(self) -> TokenBalance:
-        """The tokens so far. Those of calls that run are counted once `fleet.settle` was called, or they
-        end.
-        """
+        """The tokens so far. Those of running calls count after `fleet.settle` or when the calls end."""
         counts = self.measures.counts
         working = self.learner.batch_in_progress
         left = sum(group.tokens for group in (*self.planner.outstanding.values(), *working))
@@ -111,16 +109,14 @@ class Simulation:
         self._served()
 
     def _served(self) -> None:
-        """Admission may allow more. Whether anything is left to happen is asked after all that happens at
-        this moment.
-        """
+        """Submit what admission now allows, and check for a stall after all other events of this moment."""
         self.planner.submit()
         if not self._watched:
             self._watched = True
             self.clock.after(0.0, self._watch)
 
     def _watch(self) -> None:
-        """The rule: there is never no capacity and nothing that runs."""
+        """Raises `TrainerError` if nothing runs and nothing was submitted."""
         self._watched = False
         idle = (
             self.learner.state == "idle"
@@ -187,6 +183,6 @@ class Simulation:
 def simulate(
     config: SimulationConfig, seeds: int, observe: Observer = lambda _: None
 ) -> list[SimulationOutcome]:
-    """The same configuration under `seeds` seeds, from its own on."""
+    """Run a configuration under `seeds` successive seeds, beginning with its own."""
     chosen = range(config.seed, config.seed + seeds)
     return [Simulation(config.model_copy(update={"seed": seed})).run(observe) for seed in chosen]

@@ -1,4 +1,4 @@
-"""New weights on the workers: the weight agents' protocol, or a pause of all of them."""
+"""Weight updates of the workers: the weight agents' protocol, or a pause of all workers."""
 
 from collections import deque
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from harnessgym.simulation.worker import SimulatedWorker
 
 @dataclass
 class Leases:
-    """Who may use a named resource until when."""
+    """Leases on named resources: holder and expiry, as in the store."""
 
     _held: dict[str, tuple[str, float]] = field(default_factory=dict)
 
     def acquire(self, resource: str, holder: str, now: float, ttl_s: float) -> bool:
-        """Take a lease that is free, expired or already ours. False if another holds it."""
+        """Take a lease that is free, expired or already the holder's. False if another holds it."""
         found = self._held.get(resource)
         if found is not None and found[0] != holder and found[1] > now:
             return False
@@ -26,25 +26,25 @@ class Leases:
         return True
 
     def renew(self, resource: str, holder: str, now: float, ttl_s: float) -> bool:
-        """Extend a lease we still hold. False if it was lost."""
+        """Extend a lease that is still held. False if it was lost."""
         if self._held.get(resource, ("", 0.0))[0] != holder:
             return False
         self._held[resource] = (holder, now + ttl_s)
         return True
 
     def release(self, resource: str, holder: str) -> None:
-        """Give a lease back, if we still hold it."""
+        """Give back a lease if it is still held."""
         if self._held.get(resource, ("", 0.0))[0] == holder:
             del self._held[resource]
 
     def holder_of(self, resource: str, now: float) -> str | None:
-        """Who holds a resource now."""
+        """The present holder of a resource, or None."""
         found = self._held.get(resource)
         return found[0] if found is not None and found[1] > now else None
 
 
 _HELD = float("inf")
-"""A living agent renews its lease as long as it needs it."""
+"""Time to live of an agent's lease: a living agent renews it for as long as it needs it."""
 
 
 class Updates:
@@ -60,29 +60,29 @@ class Updates:
         self._names = [f"update:{number}" for number in range(config.leases)]
         self._asking: deque[SimulatedWorker] = deque()
         self._updating: dict[int, tuple[int, str]] = {}
-        """Workers in an update: the version they are getting, and the lease they hold for it."""
+        """Workers in an update: the new version, and the lease they hold for it."""
         self._installed: list[SimulatedWorker] = []
-        """Those that wait for the others, if all serve again together."""
+        """Updated workers that wait for the others, if all serve again together."""
         self._deferred = False
         self.newest = 0
         self.quiet: Callable[[], bool] = lambda: True
-        """Whether no rollout runs."""
+        """Returns whether no rollout runs."""
         self.served: Callable[[], None] = lambda: None
-        """A worker has become ready."""
+        """Called when a worker has become ready."""
         fleet.drained = self._drained
 
     @property
     def busy(self) -> bool:
-        """Whether any worker gets or awaits another version."""
+        """Whether any worker is updating or waits for an update."""
         return bool(self._updating or self._asking or self._deferred)
 
     def publish(self, version: int) -> None:
-        """A version has become the newest."""
+        """Make a version the newest."""
         self.newest = version
         self.follow()
 
     def follow(self) -> None:
-        """Begin what updates can begin: there is a new version, or nothing runs any more."""
+        """Begin the updates that can begin, after a new version or when nothing runs any more."""
         if self._mode == "rolling":
             for worker in self._fleet.workers:
                 self._follow(worker)
@@ -95,7 +95,7 @@ class Updates:
                     self._drain(worker, worker.life)
 
     def died(self, worker: SimulatedWorker) -> None:
-        """A worker was killed: its lease runs out, and nobody waits for it."""
+        """Note a worker's death: its lease expires after its time to live, and no one waits for it."""
         worker.life += 1
         _, lease = self._updating.pop(worker.number, (0, ""))
         if lease:
@@ -110,7 +110,7 @@ class Updates:
             self.follow()
 
     def restarted(self, worker: SimulatedWorker) -> None:
-        """It is back, with the newest version, and without the lease it may have held."""
+        """Note a worker's restart: it serves the newest version and has dropped its lease."""
         for name in self._names:
             self._leases.release(name, self._holder(worker))
         self._fleet.set_state(worker, "ready", self.newest)
@@ -124,7 +124,7 @@ class Updates:
         )
 
     def _follow(self, worker: SimulatedWorker) -> None:
-        """What a weight agent does: take one of f leases if there is a newer version, else wait for one."""
+        """Act as a weight agent: if there is a newer version, take one of f leases or wait for one."""
         if not self._wants(worker):
             return
         holder = self._holder(worker)
@@ -138,7 +138,7 @@ class Updates:
         self._clock.after(self._draws.transfer_s(), self._drain, worker, worker.life)
 
     def _drain(self, worker: SimulatedWorker, life: int) -> None:
-        """Take no new calls; give those in flight their time."""
+        """Stop taking new calls and give those in flight `drain_s` seconds."""
         if worker.life != life:
             return
         self._fleet.set_state(worker, "draining")
@@ -175,7 +175,7 @@ class Updates:
         self._ask_again()
 
     def _serve_together(self) -> None:
-        """All are ready at once, when the last has its version."""
+        """Make all workers ready together once the last has its version."""
         if self._mode == "rolling" or not self._installed or len(self._installed) < len(self._updating):
             return
         done = self._installed
@@ -187,7 +187,7 @@ class Updates:
         self.follow()
 
     def _ask_again(self) -> None:
-        """A lease may be free."""
+        """Let waiting workers try again for a lease."""
         for _ in range(len(self._asking)):
             worker = self._asking.popleft()
             self._follow(worker)

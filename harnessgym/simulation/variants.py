@@ -1,12 +1,14 @@
-"""The ways to train that are compared: changes to one configuration, on the same draws.
+"""The variants of training that are compared: changes to one configuration, on the same draws.
 
-sync       η = 0: a batch is submitted, all of it ends, it is trained, every engine gets the version, again
-one-step   η = 1 with a barrier: batch k+1 is sampled while batch k is trained (verl, slime `train_async`)
-eta-N      η = N: admission as in AReaL (arXiv 2505.24298), batches in order of submission, rolling updates
-periodic   strictly on-policy: versions change between batches, the trainer works on parts as they come
-(Periodic Asynchrony) recycle    twice a batch is launched, sampling stops when one is complete, what is
-unfinished goes on first after the update, across versions (APRIL) over-launch  likewise at η = 4, as
-`trainer.over_launch` does it: the trainer has machines of its own, and nothing stands still
+- `sync`: η = 0. A batch is sampled completely, then trained, then every engine gets the new version.
+- `one-step`: η = 1 with a barrier. Batch k+1 is sampled while batch k is trained (verl, slime `train_async`).
+- `eta-N`: η = N. Admission as in AReaL (arXiv 2505.24298), batches in order of submission, rolling updates.
+- `periodic`: strictly on-policy. Versions change between batches; the trainer works on parts of a batch as
+  they complete (Periodic Asynchrony).
+- `recycle`: two batches are launched and sampling stops when one is complete. Unfinished rollouts continue
+  first after the update, across versions (APRIL).
+- `over-launch`: the same at η = 4 with `trainer.over_launch`. The trainer has its own machines, so engines do
+  not stop.
 """
 
 import re
@@ -18,7 +20,7 @@ from harnessgym.run_config.trainer import PERIODIC
 from harnessgym.simulation.settings import SimulationConfig
 
 _RECYCLE_STALENESS = 64
-"""APRIL bounds no staleness; this only ends what would go on for ever."""
+"""APRIL does not bound staleness. This only keeps a rollout from continuing for ever."""
 
 _PERIODIC = {
     "max_staleness": PERIODIC["max_staleness"],
@@ -48,13 +50,14 @@ _OWN = "as-given"
 
 
 def names() -> list[str]:
-    """Names of arms; any number may stand in `eta-N`."""
+    """Names of the variants. `eta-N` takes any number."""
     return [_OWN, *_ARMS, "eta-1", "eta-2", "eta-4", "eta-8"]
 
 
 def arm(config: SimulationConfig, name: str) -> SimulationConfig:
-    """A configuration as an arm changes it; `as-given` changes nothing. Raises `ConfigError` for an
-    unknown name.
+    """A configuration changed to a variant. `as-given` changes nothing.
+
+    Raises `ConfigError` for an unknown name.
     """
     if name == _OWN:
         return config

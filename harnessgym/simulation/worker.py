@@ -1,7 +1,7 @@
-"""One engine worker: calls decoded together, each slower the more there are.
+"""One engine worker: it decodes its calls together, each more slowly the more there are.
 
-No event per token: all running calls advance by the same number of decoded tokens, so one running sum tells
-where each stands, and the next to finish is the one with the smallest target (processor sharing).
+There is no event per token (processor sharing). All running calls advance by the same number of decoded
+tokens, so one running sum gives the progress of each, and the call with the smallest target finishes next.
 """
 
 import heapq
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 N = TypeVar("N", float, Floats)
 _NEVER = float("inf")
 _SLACK_S = 1e-9
-"""What rounding may leave of a call."""
+"""Rounding error allowed at the end of a call."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,32 +41,30 @@ class SimulatedCall:
     """Worker and version whose cache holds the context."""
     sampled: int = 0
     at: "SimulatedWorker | None" = None
-    """Where it runs or waits; None while no worker can take it."""
+    """The worker where it runs or waits; None while no worker can take it."""
     start: float = 0.0
-    """The worker's sum when its first token is due."""
+    """The worker's sum at which the call's first token is due."""
 
 
 def decoding_rate(engines: EnginesSection, calls: N) -> N:
-    """Tokens/s of a whole worker with so many calls: n / (1/alone + (n-1)/most), concave in n."""
+    """Tokens/s of a whole worker with n calls: n / (1/alone + (n-1)/most), concave in n."""
     others: N = np.maximum(0.0, calls - 1)
     return calls / (1 / engines.tokens_per_s + others / engines.most_tokens_per_s)
 
 
 def call_s(engines: EnginesSection, calls: Floats) -> Floats:
-    """Seconds for a token of each of so many calls at a worker, waiting for a place counted: n / rate, and
-    of one if fewer.
-    """
+    """Seconds per token of each of n calls at a worker, with the wait for a place: n / rate, for n >= 1."""
     return np.maximum(calls, 1) / decoding_rate(engines, np.clip(calls, 1, engines.max_batch))
 
 
 def call_speeds(engines: EnginesSection) -> tuple[float, ...]:
-    """Tokens/s of each call, by how many run together; the first is for none."""
+    """Tokens/s of each call by the number that run together, from 0."""
     return 0.0, *(decoding_rate(engines, calls) / calls for calls in range(1, engines.max_batch + 1))
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedWorker:
-    """What a worker has and does."""
+    """The state and the calls of a worker."""
 
     number: int
     engines: EnginesSection
@@ -75,46 +73,47 @@ class SimulatedWorker:
     version: int = 0
     state: WorkerState = "ready"
     life: int = 0
-    """Counts deaths and updates: what was planned in an earlier one is void."""
+    """Counts deaths and updates. Events scheduled in an earlier life are void."""
     running: list[tuple[float, int, SimulatedCall]] = field(default_factory=list)
     waiting: deque[SimulatedCall] = field(default_factory=deque)
     wake_at: float = _NEVER
     _sum: float = 0.0
-    """Tokens that every call which was always there has advanced by."""
+    """Tokens by which a call present from the beginning would have advanced."""
     _at: float = 0.0
     _order: int = 0
 
     @property
     def load(self) -> int:
-        """Calls in flight."""
+        """Number of calls in flight."""
         return len(self.running) + len(self.waiting)
 
     def advance(self, now: float) -> None:
-        """Bring the sum up to now. Must be called before `running` changes."""
+        """Bring the sum up to `now`. Must be called before `running` changes."""
         if self.running:
             self._sum += (now - self._at) * self.speeds[len(self.running)]
         self._at = now
 
     def start(self, now: float) -> None:
-        """Let waiting calls run, as far as the batch has room."""
+        """Start waiting calls while the batch has room."""
         self.advance(now)
         cost = self.engines.prefill_cost
         while self.waiting and len(self.running) < self.engines.max_batch:
             call = self.waiting.popleft()
+            # A cache of other weights is useless: after an update the whole context is prefilled again.
             known = call.cached == (self.number, self.version)
             call.start = self._sum + cost * (call.read if known else call.read + call.context + call.sampled)
             self._order += 1
             heapq.heappush(self.running, (call.start + call.wanted - call.sampled, self._order, call))
 
     def due(self, now: float) -> float:
-        """When the next call finishes, if nothing changes."""
+        """When the next call finishes if nothing changes."""
         if not self.running:
             return _NEVER
         self.advance(now)
         return now + max(0.0, self.running[0][0] - self._sum) / self.speeds[len(self.running)]
 
     def finished(self, now: float) -> list[SimulatedCall]:
-        """Take out the calls that are finished now."""
+        """Remove and return the calls finished by now."""
         self.advance(now)
         done: list[SimulatedCall] = []
         due = self._sum + _SLACK_S * self.engines.tokens_per_s
@@ -123,9 +122,7 @@ class SimulatedWorker:
         return done
 
     def take_back(self, now: float) -> list[tuple[SimulatedCall, int]]:
-        """Take out all running calls, in the order they came, each with the tokens it has sampled since it
-        was started.
-        """
+        """Remove all running calls in order of arrival. Returns each with its tokens since its start."""
         self.advance(now)
         taken = [
             (call, self._since_start(call)) for _, _, call in sorted(self.running, key=lambda item: item[1])
@@ -134,7 +131,7 @@ class SimulatedWorker:
         return taken
 
     def withdraw(self, call: SimulatedCall, now: float) -> int:
-        """Take out one running call. Returns the tokens it has sampled since it was started."""
+        """Remove one running call. Returns the tokens it has sampled since it was started."""
         self.advance(now)
         self.running = [item for item in self.running if item[2] is not call]
         heapq.heapify(self.running)

@@ -1,5 +1,4 @@
-"""TensorBoard event files in the run's `tensorboard/`, written by the `tensorboard` package alone: no torch,
-no TensorFlow.
+"""TensorBoard event files in the run's `tensorboard/`. Needs only the `tensorboard` package, not torch.
 
 `tensorboard --logdir runs` shows all runs below `runs`.
 """
@@ -23,9 +22,7 @@ class TensorBoard:
         self._writer = EventFileWriter(str(self._folder))
 
     def last_step(self) -> int | None:
-        """See `Sink`. Read from the files themselves, so that a step is there once whenever a run was
-        killed.
-        """
+        """See `Sink`. Read from the event files, so that a killed run writes no step twice."""
         return self._last
 
     def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
@@ -45,9 +42,7 @@ class TensorBoard:
         self._writer.close()
 
     def _held(self) -> int:
-        """Steps are written whole, so the highest of any event is the last one. A file cut off is read as
-        far as it goes.
-        """
+        """The highest step of any event. A step is one event, and a truncated file is read to its last whole one."""
         from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
         from tensorboard.compat.proto.event_pb2 import Event
 

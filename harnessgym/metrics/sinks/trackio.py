@@ -1,6 +1,6 @@
-"""Trackio's local database. It is sent on only where `TRACKIO_SPACE_ID` or `TRACKIO_SERVER_URL` says so.
+"""Trackio's local database. Nothing is uploaded unless `TRACKIO_SPACE_ID` or `TRACKIO_SERVER_URL` is set.
 
-`trackio show` draws it. Where it lies is Trackio's own setting (`TRACKIO_DIR`).
+`trackio show` displays it. Trackio's own setting `TRACKIO_DIR` says where it is.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from harnessgym.metrics.sink import SinkPlace
 
 
 class Trackio:
-    """One Trackio run, taken up again by its name."""
+    """One Trackio run, resumed by its name."""
 
     needs: ClassVar[str] = "trackio"
 
@@ -36,11 +36,11 @@ class Trackio:
         return self._last
 
     def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
-        """See `Sink`. Trackio dates entries itself."""
+        """See `Sink`. Trackio adds its own timestamps."""
         self._run.log({**values, "time": at}, step=step)
 
     def flush(self) -> None:
-        """See `Sink`. A thread of Trackio's writes within half a second."""
+        """See `Sink`. A thread of Trackio writes within half a second."""
 
     def close(self) -> None:
         """See `Sink`."""

@@ -1,7 +1,6 @@
-"""Weights & Biases, in the run's `wandb/`. Offline unless `WANDB_MODE=online` says otherwise: nothing is sent
-unasked.
+"""Weights & Biases, in the run's `wandb/`. Offline unless `WANDB_MODE=online` is set.
 
-`wandb sync runs/NAME/wandb/offline-run-*` uploads what was written offline. Starts of one run share its id.
+`wandb sync runs/NAME/wandb/offline-run-*` uploads what was written offline. All starts of a run share its id.
 """
 
 import os
@@ -12,7 +11,7 @@ from harnessgym.metrics.sink import SinkPlace
 
 
 class Wandb:
-    """One W&B run, taken up again with its id."""
+    """One W&B run, resumed by its id."""
 
     needs: ClassVar[str] = "wandb"
 
@@ -34,7 +33,7 @@ class Wandb:
         )
 
     def last_step(self) -> int | None:
-        """See `Sink`. Only the server knows; offline nobody does."""
+        """See `Sink`. Only the server knows, so it is None offline."""
         return int(self._run.step) - 1 if self._run.resumed else None
 
     def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
@@ -42,9 +41,7 @@ class Wandb:
         self._run.log({**values, "time": at}, step=step)
 
     def flush(self) -> None:
-        """See `Sink`. What was logged is with W&B's own process, which outlives this one long enough to
-        write it.
-        """
+        """See `Sink`. Does nothing: W&B's own process has the data and outlives this one to write it."""
 
     def close(self) -> None:
         """See `Sink`."""
