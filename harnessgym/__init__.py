@@ -1,7 +1,7 @@
 """HarnessGym trains the model inside any agent harness, without touching the harness.
 
-The public names below live in modules of their own and are loaded when first used, so importing the package
-costs nothing.
+The public names below live in their own modules and are loaded on first use, so importing the package is
+cheap.
 """
 
 from importlib import import_module

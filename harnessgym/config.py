@@ -1,5 +1,4 @@
-"""Configuration: TOML files plus `--dotted.key value`, checked by pydantic models that forbid what they do
-not know.
+"""Configuration: TOML files plus `--dotted.key value`, checked by pydantic models that forbid unknown keys.
 
 ```python
 config = load_config(RunConfig, Path("run.toml"), ["--trainer.steps", "40"])
@@ -21,9 +20,7 @@ from harnessgym.setting_problems import SettingProblem, problems_of
 
 
 class Config(BaseModel):
-    """Base of every settings class: immutable, documented by the strings under its fields, refusing
-    unknown keys.
-    """
+    """Base of all settings classes: immutable, no unknown keys, documented by the strings under fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -34,8 +31,8 @@ M = TypeVar("M", bound=BaseModel)
 def load_config(model: type[M], path: Path | None, overrides: Sequence[str] = ()) -> M:
     """Read a TOML (or, by its suffix, JSON) file, apply `--dotted.key value` overrides, and validate.
 
-    Raises `ConfigError` naming the file or the command line, the key and, for an unknown key, the one that
-    may be meant.
+    Raises `ConfigError` naming the file or the command line, the key and, for an unknown key, a likely
+    correction.
     """
     raw: dict[str, Any] = {}
     if path is not None:
@@ -54,7 +51,7 @@ def load_config(model: type[M], path: Path | None, overrides: Sequence[str] = ()
         return model.model_validate(raw)
     except ValidationError as error:
         wrong = problems_of(model, error)
-    # What the file alone does not bring about is the command line's.
+    # Validate the file alone: a problem that it does not have comes from the command line.
     of_file = _problems(model, in_file) if path is not None else []
     given = [problem for problem in wrong if problem not in of_file]
     parts = [_listed(str(path), [problem.text for problem in wrong if problem in of_file])]
@@ -63,7 +60,7 @@ def load_config(model: type[M], path: Path | None, overrides: Sequence[str] = ()
 
 
 def validate(model: type[M], raw: dict[str, Any], where: str) -> M:
-    """A validated model, or a `ConfigError` that lists every problem on a line of its own."""
+    """Validate settings. Raises `ConfigError` with one line per problem."""
     try:
         return model.model_validate(raw)
     except ValidationError as error:
@@ -85,13 +82,13 @@ def _listed(where: str, lines: Sequence[str]) -> str:
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """' Did you mean ...?' for a misspelt name, or the known names."""
+    """`Did you mean ...?` for a misspelt name, else the known names."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(known))}."
 
 
 def parse_value(text: str) -> Any:
-    """An override's value: a TOML value where it is one, else the text itself."""
+    """The value of an override: parsed as TOML if possible, else the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

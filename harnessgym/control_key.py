@@ -1,6 +1,6 @@
-"""The key of the proxy's control routes, as settings have it: from the environment if not given.
+"""The key of the proxy's control routes as a setting. It defaults to an environment variable.
 
-A command line is no place for it, for every user of the machine can read that.
+It does not belong on a command line, which every user of the machine can read.
 """
 
 import os
@@ -22,11 +22,11 @@ def _given(key: str) -> str:
 
 
 ControlKey = Annotated[str, AfterValidator(_given)]
-"""A key that must be there."""
+"""A key that must not be empty."""
 
 
 def environment_field() -> Any:
-    """The default of a setting that is the key."""
+    """The pydantic field of a setting that holds the key."""
     return Field(
         default_factory=_from_environment,
         validate_default=True,

@@ -1,18 +1,18 @@
-"""A full disk, recognised and named: whoever meets one, the message says which and what to do."""
+"""Recognises a full disk, and says which disk it is and what to do."""
 
 import errno
 import shutil
 from pathlib import Path
 
 _LEAST_FREE = 1 << 20
-"""Bytes: with less than this a store, a log or a checkpoint cannot be relied upon to be written."""
+"""Bytes. With less free space, writes of a store, a log or a checkpoint may fail."""
 _REMEDY = (
     "Free space there and run the same command again: what was committed is safe, and a run goes on from it."
 )
 
 
 def shortage(path: Path) -> str | None:
-    """What to tell people if the disk that holds `path` is as good as full; else None."""
+    """A message if the disk that holds `path` is full or nearly so; else None."""
     usage = shutil.disk_usage(path)
     if usage.free >= _LEAST_FREE:
         return None
@@ -20,7 +20,7 @@ def shortage(path: Path) -> str | None:
 
 
 def full_disk(error: BaseException) -> str | None:
-    """What to tell people if an error, or one that it came from, is a full disk or quota; else None."""
+    """A message if an error, or one that caused it, is a full disk or quota; else None."""
     at: BaseException | None = error
     while at is not None:
         if isinstance(at, OSError) and at.errno in (errno.ENOSPC, errno.EDQUOT):

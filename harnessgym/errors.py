@@ -45,7 +45,7 @@ class SchemaError(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """The trace store failed for now: it is locked, full or away. Later the same may succeed."""
+    """The trace store is locked, full or away. Trying again later may succeed."""
 
 
 class TraceError(HarnessGymError):
@@ -61,13 +61,11 @@ class UpstreamError(HarnessGymError):
 
 
 class UpstreamLost(UpstreamError):
-    """An inference engine is gone: refused connection, or closed it mid-answer."""
+    """An inference engine is gone: it refused the connection or closed it during an answer."""
 
 
 class UpstreamSilent(UpstreamLost):
-    """An inference engine accepted a request and sends nothing: it is stopped, stuck, or cut off from the
-    network.
-    """
+    """An inference engine accepted a request but sends nothing: it is stopped, stuck or unreachable."""
 
 
 class SandboxError(HarnessGymError):
@@ -91,12 +89,12 @@ class TaskError(HarnessGymError):
 
 
 class RewardError(HarnessGymError):
-    """A reward could not be computed: such a rollout has no result, which is not a reward of zero."""
+    """A reward could not be computed. The rollout then has no result, which is not a reward of zero."""
 
 
 class TransferError(HarnessGymError):
-    """Weights could not be fetched from another machine. Later the same may succeed."""
+    """Weights could not be fetched from another machine. Trying again later may succeed."""
 
 
 class TrainerError(HarnessGymError):
-    """Training cannot go on."""
+    """Training cannot continue."""

@@ -1,7 +1,6 @@
-"""Folders of a task as JSON values: texts as they are, so that people can read them, and the rest in one
-string.
+"""A task's folders as JSON values: text files as readable text, all others packed into one string.
 
-The string is tar, gzip and base64, and equal for equal files.
+The string is a base64 of a gzipped tar archive. Equal files give equal strings.
 """
 
 import base64
@@ -16,31 +15,30 @@ from pathlib import Path
 from harnessgym.errors import TaskError
 
 MAX_BYTES = 32 << 20
-"""Most that a bundle may hold."""
+"""Most bytes in a bundle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Files by their relative paths."""
+    """Files by relative path."""
 
     texts: Mapping[str, str] = field(default_factory=dict)
-    """Those that are UTF-8."""
+    """Files that are UTF-8 text."""
     rest: str = ""
-    """The others, packed; empty if there are none."""
+    """The other files, packed; empty if there are none."""
     executable: tuple[str, ...] = ()
-    """Which of them their owner may execute."""
+    """Paths of files that their owner may execute."""
 
     def archive(self) -> bytes:
-        """A tar archive of all. Raises TaskError if the rest was never packed."""
+        """A tar archive of all files. Raises `TaskError` if `rest` is not a packed string."""
         files = {name: text.encode() for name, text in self.texts.items()}
         return _archive({**files, **(unpacked(self.rest) if self.rest else {})}, self.executable)
 
 
 def bundle(*folders: Path) -> Bundle:
-    """Everything in the folders, those that come later laid over those before; those that do not exist hold
-    nothing.
+    """Bundle the files of folders. Later folders overwrite earlier ones; missing folders count as empty.
 
-    Raises TaskError for links, special files, and too much.
+    Raises `TaskError` for links, special files, and more than `MAX_BYTES`.
     """
     found: dict[str, tuple[bytes, bool]] = {}
     for folder in folders:
@@ -58,7 +56,7 @@ def bundle(*folders: Path) -> Bundle:
 
 
 def bundled(files: Mapping[str, bytes], executable: Collection[str] = ()) -> Bundle:
-    """The same of contents."""
+    """Bundle files given by their contents."""
     texts = dict[str, str]()
     rest = dict[str, bytes]()
     for name in sorted(files):
@@ -70,12 +68,13 @@ def bundled(files: Mapping[str, bytes], executable: Collection[str] = ()) -> Bun
 
 
 def packed(files: Mapping[str, bytes]) -> str:
-    """Files as one string."""
+    """Pack files into one string."""
+    # Without a time stamp, so that equal files give equal strings.
     return base64.b64encode(gzip.compress(_archive(files, ()), mtime=0)).decode()
 
 
 def unpacked(text: str) -> dict[str, bytes]:
-    """The files again. Raises TaskError if the string was never packed."""
+    """Unpack a string of `packed`. Raises `TaskError` if it is not one."""
     try:
         with tarfile.open(
             fileobj=io.BytesIO(gzip.decompress(base64.b64decode(text, validate=True)))

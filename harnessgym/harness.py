@@ -1,7 +1,7 @@
 """Harnesses: black-box agent programs, described as values.
 
-A harness does no I/O. It says how to install the agent and, for a task and an endpoint, how to launch it; any
-sandbox can run that. `start` is the one way from a `Launch` to a running program.
+A harness does no I/O. It says how to install the agent and how to launch it for a task and an endpoint. Any
+sandbox can run the result. `start` is the only way from a `Launch` to a running program.
 """
 
 import re
@@ -18,17 +18,15 @@ from harnessgym.task import Limits, Task
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a harness finds its model provider: the proxy, as seen from inside the sandbox, and the
-    session's key.
-    """
+    """The model provider of a harness: the proxy's address from inside the sandbox, and the session's key."""
 
     url: str
-    """Without a trailing slash and without a protocol's path."""
+    """Base URL without a trailing slash or a protocol's path."""
     key: str = field(repr=False)
     model: str = "policy"
-    """The model name a harness should ask for."""
+    """The model name that the harness should request."""
     seed: int = 0
-    """The rollout's: for whatever a harness draws by itself. A rollout that is run again has the same."""
+    """The rollout's seed, for the harness's own random choices. A retried rollout has the same one."""
 
     @property
     def openai_url(self) -> str:
@@ -37,12 +35,12 @@ class Endpoint:
 
     @property
     def anthropic_url(self) -> str:
-        """Base URL for messages: clients add `/v1` themselves."""
+        """Base URL for messages. Clients add `/v1` themselves."""
         return self.url
 
     @property
     def gemini_url(self) -> str:
-        """Base URL for generateContent: clients add the API version themselves."""
+        """Base URL for generateContent. Clients add the API version themselves."""
         return self.url
 
 
@@ -53,41 +51,41 @@ class Launch:
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     files: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Relative path to text, laid into the workspace beside the task's files."""
+    """Relative path to text. Written to the workspace beside the task's files."""
     stdin: bytes | None = None
     cwd: str = "."
     limits: Limits = field(default_factory=Limits)
     prewarm: Prewarm | None = None
     """The interpreter a Python harness forks from; None starts it cold."""
     readable: tuple[str, ...] = ()
-    """Files and folders of this machine the harness needs to read: its program, its configuration."""
+    """Files and folders of this machine that the harness reads: its program, its configuration."""
 
 
 class SideCallRule(Config):
-    """How to tell a call that is not the policy acting (a title, a classifier, a judge) from one that is.
+    """Recognises calls in which the policy does not act (a title, a classifier, a judge).
 
-    A call is of the first rule's kind whose every condition it meets.
+    The first rule whose conditions all hold decides the kind of a call.
     """
 
     kind: Literal["side", "compaction"]
     """side: recorded, never trained. compaction: the policy summarises its own history; trained like any
     other call."""
     name: str
-    """What such calls are for, e.g. `title`; stored with the call."""
+    """The purpose of such calls, e.g. `title`. Stored with the call."""
     no_tools: bool = False
     """Only calls that offer no tools."""
     json_schema: bool = False
-    """Only calls that ask for JSON of a schema."""
+    """Only calls that request JSON of a schema."""
     model: str = ""
     """Only calls for this model name."""
     max_tokens: int = Field(0, ge=0)
-    """Only calls that ask for at most so many tokens; 0 is no condition."""
+    """Only calls that request at most this many tokens; 0 means no condition."""
     system_prefix: str = ""
-    """Only calls whose system text starts like this."""
+    """Only calls whose system text begins with this."""
     system_pattern: str = ""
-    """Only calls in whose system text this regular expression is found."""
+    """Only calls whose system text contains a match of this regular expression."""
     user_pattern: str = ""
-    """Only calls in whose last user message this regular expression is found."""
+    """Only calls whose last user message contains a match of this regular expression."""
 
     @model_validator(mode="after")
     def _conditional(self) -> Self:
@@ -106,25 +104,25 @@ class SideCallRule(Config):
 
 
 class Harness(Protocol):
-    """Describes an agent program; does no I/O."""
+    """Describes an agent program. Does no I/O."""
 
     image: str
-    """Container image that it runs in where the task names none; what `install` needs is there."""
+    """Container image to run in if the task names none. It has what `install` needs."""
     side_calls: Sequence[SideCallRule]
 
     def install(self) -> Sequence[InstallStep]:
-        """What puts the agent into an image or a prefix; empty if it is there already."""
+        """Steps that install the agent into an image or a prefix; empty if it is already there."""
         ...
 
     def launch(self, task: Task, endpoint: Endpoint) -> Launch:
-        """How to run the agent on one task. Raises HarnessError when it cannot be described."""
+        """How to run the agent on one task. Raises `HarnessError` if that cannot be described."""
         ...
 
 
 async def start(launch: Launch, task: Task, sandbox: Sandbox) -> ExecResult:
-    """Lays out the task's and the launch's files, runs the harness to its end, and says how it ended.
+    """Write the task's and the launch's files, run the harness to its end and return how it ended.
 
-    Raises SandboxError when the sandbox failed; whatever the harness itself does is in the result.
+    Raises `SandboxError` if the sandbox failed. The harness's own failures are in the result.
     """
     for path, text in {**task.files, **launch.files}.items():
         await sandbox.write(path, text.encode())

@@ -1,9 +1,8 @@
 """Heartbeats: each process of a run writes a byte to a socket twice a second, and its supervisor listens.
 
-A socket pair needs no disk, no store and no clock that two machines share. It shows what an exit status
-cannot: a process that was stopped, or whose event loop hangs. A process that works long at one thing is not
-silent: the bytes come from a thread which runs beside the numerics, or from the event loop of a process that
-computes nothing itself.
+A socket pair needs no disk, no store and no shared clock. It shows what an exit status cannot: a process that
+is stopped, or whose event loop hangs. A process in a long computation is not silent: its bytes come from a
+thread beside the numerics. Processes that compute nothing beat from their event loop.
 """
 
 import atexit
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 BEAT_S = 0.5
-"""Time between two beats."""
+"""Seconds between two beats."""
 SILENT_S = 60.0
-"""How long a process may be silent unless settings say otherwise."""
+"""Default limit on the silence of a process, in seconds."""
 VARIABLE = "HARNESSGYM_HEARTBEAT"
-"""Environment variable with the descriptor of a service's end."""
+"""Environment variable with the file descriptor of the service's end."""
 _LONGEST_LOOK_S = 2.0
 _SLOW = 10.0
 _BEAT, _LAST = b".", b"e"
@@ -34,27 +33,26 @@ _CHUNK = 4_096
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """How long nothing was heard of a process."""
+    """How long a process has sent no heartbeat."""
 
     seconds: float = 0.0
     phase: Phase = "running"
-    """starting: it has never beaten, for its modules are loading. ending: the interpreter shuts down, or
-    has."""
+    """starting: it has sent no beat yet, because its modules are loading. ending: the interpreter is shutting
+    down or has ended."""
 
     def too_long(self, limit_s: float) -> bool:
-        """Whether a process that may be silent for `limit_s` hangs or was stopped.
+        """Whether a process that may be silent for `limit_s` hangs or is stopped.
 
-        One that starts or ends may be silent ten times as long: no thread may run meanwhile.
+        While it starts or ends, its threads may be unable to run, so it may be silent ten times as long.
         """
         return self.seconds >= limit_s * (1.0 if self.phase == "running" else _SLOW)
 
 
 class HeartbeatListener:
-    """The end of whoever starts a process. Give it `far`, call `started`, then `look` again and again.
+    """The supervisor's end. Pass `far` to the process, call `started`, then call `look` repeatedly.
 
-    Silence is measured in the time that the listener itself was awake: the time between two looks counts for
-    at most two seconds. If everything was stopped together, or the listener alone, nobody is taken for
-    silent.
+    Silence counts only while the listener itself was awake: the time between two looks counts as at most two
+    seconds. So if everything was stopped together, or only the listener, no process is taken for silent.
     """
 
     def __init__(self) -> None:
@@ -64,13 +62,11 @@ class HeartbeatListener:
         self.silence = Silence(phase="starting")
 
     def started(self) -> None:
-        """The process has its end, so this one lets go of it."""
+        """Close this process's copy of the far end, once the child has inherited it."""
         self.far.close()
 
     def look(self) -> Silence:
-        """Take the beats that have come; how long there has been none. It stays 0 once the process has
-        ended.
-        """
+        """Read the beats that have come and return the present silence; it stays 0 once the process ended."""
         now = time.monotonic()
         waited_s = min(now - self._looked, _LONGEST_LOOK_S)
         self._looked = now
@@ -87,7 +83,7 @@ class HeartbeatListener:
         self._near.close()
 
     def _heard(self) -> Phase | None:
-        """What has been heard since the last look; None for nothing."""
+        """The phase by the beats since the last look; None if there were none."""
         phase: Phase | None = None
         try:
             while beats := self._near.recv(_CHUNK):
@@ -100,12 +96,12 @@ class HeartbeatListener:
 
 
 def always() -> bool:
-    """Nothing else is needed."""
+    """True: the default condition of a heartbeat."""
     return True
 
 
 class Heartbeat:
-    """The end of a process that is listened to. It beats from a thread, until the process ends."""
+    """The process's own end. It beats from a thread until the process ends."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -113,18 +109,19 @@ class Heartbeat:
         self._alive: Callable[[], bool] = always
         self._loop: AbstractEventLoop | None = None
         self._asked = threading.Event()
-        """Set while the event loop has not answered."""
+        """Set while a question to the event loop has not been answered."""
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Start to beat."""
+        # Shutting down an interpreter can take long and stops the thread: the last byte says that it began.
         atexit.register(self._send, _LAST)
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
     def follow(self, loop: "AbstractEventLoop | None" = None, alive: Callable[[], bool] = always) -> None:
-        """From now on beat only while `loop` answers, if there is one, and `alive` holds.
+        """From now on beat only while `loop`, if given, answers and `alive` returns True.
 
-        `alive` says whether what else the process needs works. It is called before each beat, in the loop's
-        thread if there is a loop.
+        `alive` tells whether everything else that the process needs works. It is called before each beat, in
+        the loop's thread if there is a loop.
         """
         self._alive = alive
         self._loop = loop
@@ -159,7 +156,7 @@ _own: Heartbeat | None = None
 
 
 def begin() -> None:
-    """Begin the heartbeat of this process, if whoever started it listens."""
+    """Start the heartbeat of this process if its parent listens."""
     global _own  # noqa: PLW0603 - a process has one heart
     if descriptor := os.environ.pop(VARIABLE, None):
         _own = Heartbeat(socket.socket(fileno=int(descriptor)))
@@ -167,6 +164,6 @@ def begin() -> None:
 
 
 def follow(loop: "AbstractEventLoop | None" = None, alive: Callable[[], bool] = always) -> None:
-    """Let the heartbeat of this process, if it has one, depend on more: see `Heartbeat.follow`."""
+    """Add conditions to the heartbeat of this process, if it has one; see `Heartbeat.follow`."""
     if _own is not None:
         _own.follow(loop, alive)

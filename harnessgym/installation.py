@@ -1,7 +1,7 @@
-"""Installs agents on this machine: runs a harness's steps once, whoever asks and however often.
+"""Installs agents on this machine. Each step of a harness runs only once.
 
-A step that has run leaves its digest in the folder, so equal steps of several harnesses run once and a failed
-installation goes on where it stopped. Processes that install at the same time wait for each other.
+A finished step leaves its digest in the folder. So equal steps of several harnesses run once, and a failed
+installation resumes at the failed step. Concurrent installations wait for each other.
 """
 
 import fcntl
@@ -25,12 +25,13 @@ def installed(steps: Sequence[InstallStep], folder: Path) -> bool:
 
 
 def install(steps: Sequence[InstallStep], folder: Path) -> None:
-    """Run the steps that have not run, in order, with this process's environment and the step's own.
+    """Run the steps that have not run yet, in order, with this process's environment and the step's own.
 
     Raises `HarnessError` with the step's output if one fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
+        # Marks are read under the lock: another process may have run the step while this one waited.
         for step in steps:
             mark = _mark(step, folder)
             if mark.exists():

@@ -1,8 +1,7 @@
-"""A mean and how sure it is: percentile bootstrap intervals (Efron, "Bootstrap Methods: Another Look at the
-Jackknife", 1979).
+"""Means with percentile bootstrap intervals.
 
-What is resampled is whatever the values are of: tasks, mostly, since rollouts of one task are no independent
-draws.
+See Efron, "Bootstrap Methods: Another Look at the Jackknife", 1979. The given values are resampled. They
+should be independent: usually one per task, because rollouts of one task are not independent draws.
 """
 
 import math
@@ -19,19 +18,19 @@ class Interval:
     """A mean with the bounds of its 95 % interval."""
 
     mean: float | None
-    """None without values."""
+    """None if there are no values."""
     low: float | None
-    """None, as `high`, with fewer than two values: one says nothing of how they vary."""
+    """None, like `high`, with fewer than two values, which show no variation."""
     high: float | None
 
     def as_json(self) -> dict[str, float | None]:
-        """The three of them, rounded to four places."""
+        """The three numbers, rounded to four places."""
         named = {"mean": self.mean, "low": self.low, "high": self.high}
         return {name: None if value is None else round(value, 4) for name, value in named.items()}
 
 
 def mean_with_interval(values: Sequence[float], seed: int = 0) -> Interval:
-    """The mean and its 95 % bootstrap interval, the same every time for the same values and seed."""
+    """The mean and its 95 % bootstrap interval. Deterministic for the same values and seed."""
     if not values:
         return Interval(None, None, None)
     mean = sum(values) / len(values)
@@ -43,14 +42,12 @@ def mean_with_interval(values: Sequence[float], seed: int = 0) -> Interval:
 
 
 def paired_difference(before: Sequence[float], after: Sequence[float], seed: int = 0) -> Interval:
-    """The mean of `after - before`, element by element, and its interval: pairs are resampled, not their
-    members.
-    """
+    """The mean of `after - before` over pairs, and its interval from resampled pairs."""
     return mean_with_interval([new - old for old, new in zip(before, after, strict=True)], seed)
 
 
 def share_with_interval(hits: int, count: int) -> Interval:
-    """A rate, and Wilson's 95 % interval for it (1927), which also says how sure a rate of 0 or 1 is.
+    """A rate and its 95 % Wilson interval (1927), which has a width even for a rate of 0 or 1.
 
     Raises `ValueError` unless 0 <= hits <= count.
     """

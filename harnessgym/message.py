@@ -1,7 +1,7 @@
-"""Messages, tools and sampling parameters in one form, whichever protocol they came in.
+"""Messages, tools and sampling parameters in one form for all protocols.
 
-A message's `digest` is its identity for continuation: two messages with equal digests say the same thing to
-the policy, however a client re-serialised them (argument whitespace, 1.0 as 1, `content` null or missing,
+A message's `digest` is its identity for continuation. Messages with equal digests mean the same to the
+policy, however a client re-serialised them (argument whitespace, 1.0 as 1, `content` null or missing,
 tool-call ids, cache markers).
 """
 
@@ -18,12 +18,12 @@ _NONCE = "x-anthropic-billing-header:"
 _NONCE_LINE = re.compile(rf"^{_NONCE}[^\n]*\n*", re.MULTILINE)
 _SAYS_ERROR = re.compile(r"\W*(tool_use_)?error\b", re.IGNORECASE)
 _EXACT = 2**53
-"""Integers up to here are the same number in every client; JavaScript rounds larger ones."""
+"""Integers up to this are exact in every client; JavaScript rounds larger ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call of a tool by the policy."""
+    """A tool call by the policy."""
 
     id: str
     name: str
@@ -32,7 +32,7 @@ class ToolCall:
 
     @property
     def parsed(self) -> Any:
-        """The arguments as a value; the raw text when it is not JSON."""
+        """The arguments as a value, or the raw text if it is not JSON."""
         try:
             return json.loads(self.arguments)
         except (ValueError, RecursionError):
@@ -40,9 +40,7 @@ class ToolCall:
 
     @property
     def canonical(self) -> str:
-        """The arguments in a form that equal ones share, however they are written. Nothing is an empty
-        object.
-        """
+        """Canonical JSON of the arguments, the same for equal values. No arguments are an empty object."""
         try:
             value = json.loads(self.arguments or "{}", parse_float=_number, parse_int=_number)
             return canonical_json({} if value is None else value)
@@ -59,50 +57,48 @@ class Message:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
-    """For role `tool`: the call it answers."""
+    """For role `tool`: id of the call that it answers."""
     name: str | None = None
     images: tuple[str, ...] = ()
-    """`data:` or `https:` URLs of images, shown after the text."""
+    """`data:` or `https:` URLs of images. They come after the text."""
     is_error: bool = False
-    """For role `tool`: the harness says that the tool failed."""
+    """For role `tool`: whether the harness reports that the tool failed."""
 
     @cached_property
     def digest(self) -> str:
-        """Identity of what the message says, hex. Ids that the proxy mints, argument formatting and nonces
-        do not enter.
-        """
+        """Hash in hex of what the message says, without the proxy's ids, argument formatting and nonces."""
         calls = [[call.name, call.canonical] for call in self.tool_calls]
         role = "tool/error" if self.is_error else self.role
         said = [role, self.without_nonce().content, self.reasoning, calls, *self.images]
         return hashlib.blake2b(canonical_json(said).encode(), digest_size=16).hexdigest()
 
     def without_nonce(self) -> "Message":
-        """The message without lines that a harness adds for its provider's accounts and changes from call
-        to call.
-        """
+        """The message without the billing lines that a harness adds and changes in each call."""
         if self.role != "system" or _NONCE not in self.content:
             return self
         return replace(self, content=_NONCE_LINE.sub("", self.content))
 
     @property
     def shown_text(self) -> str:
-        """The content as the policy reads it. Chat templates have no place for `is_error`, so it stands in front as "Error: ",
-        unless the text begins with the word error anyway.
+        """The content as the policy reads it.
+
+        Chat templates cannot express `is_error`, so an error begins with "Error: ", unless the text already
+        begins with the word error.
         """
         if not self.is_error or _SAYS_ERROR.match(self.content):
             return self.content
         return f"Error: {self.content}" if self.content else "Error"
 
     def in_words(self) -> "Message":
-        """The message as the policy reads it: `is_error` is a part of the text."""
+        """The message as the policy reads it, with `is_error` moved into the text."""
         return replace(self, content=self.shown_text, is_error=False) if self.is_error else self
 
     def to_template(self) -> dict[str, Any]:
-        """The form chat templates take (Hugging Face / OpenAI), arguments as an object where they parse."""
+        """The form that chat templates take (Hugging Face / OpenAI), with parsed arguments if they parse."""
         return self.in_words().to_chat()
 
     def to_chat(self) -> dict[str, Any]:
-        """The same with `is_error` as a field of its own, which OpenAI's protocol lacks, and the content as it is."""
+        """As `to_template`, but with unchanged content and `is_error` as a field, which OpenAI's lacks."""
         out: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.images:
             parts = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
@@ -132,10 +128,9 @@ class ToolSpec:
     parameters: dict[str, Any] = field(default_factory=dict)
     """JSON schema of the arguments."""
     namespace: str = ""
-    """The group it belongs to in the protocol; `name` is unique without it."""
+    """Its group in the protocol. `name` is unique without it."""
     freeform: bool = False
-    """Whether it is called with plain text: its arguments are then an object whose only member, `input`,
-    is that text."""
+    """Whether it is called with plain text. Its arguments are then an object with that text as `input`."""
 
     def to_template(self) -> dict[str, Any]:
         """OpenAI function-tool form."""
@@ -145,9 +140,7 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are sampled. The session fixes it; what a harness asked for is stored beside what was
-    applied.
-    """
+    """Sampling parameters. The session fixes them; the store has the requested and the applied ones."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -159,18 +152,18 @@ class Sampling:
     seed: int | None = None
 
     def limited(self, max_tokens: int | None) -> "Sampling":
-        """The same with at most `max_tokens` new tokens."""
+        """A copy with at most `max_tokens` new tokens."""
         return self if max_tokens is None else replace(self, max_tokens=min(self.max_tokens, max_tokens))
 
 
 _REMEMBERED = 32
 _CONTEXTS: dict[tuple[int, ...], tuple[tuple[ToolSpec, ...], str]] = {}
-"""Digests by the identity of the tools, which are held so that nothing else gets it: a harness offers the
-same for hours."""
+"""Digests by the ids of the tool objects. The tools are kept in the value, so that their ids are not reused.
+A harness offers the same tools for hours, so hashing them each time would be a waste."""
 
 
 def context_digest(tools: tuple[ToolSpec, ...]) -> str:
-    """Identity of what frames a conversation besides its messages: the tools offered."""
+    """Hash of what belongs to a conversation besides its messages: the offered tools."""
     key = tuple(map(id, tools))
     known = _CONTEXTS.get(key)
     if known is None:
@@ -182,7 +175,7 @@ def context_digest(tools: tuple[ToolSpec, ...]) -> str:
 
 
 def chain_digests(context: str, messages: tuple[Message, ...]) -> list[str]:
-    """Identity of every leading part of a conversation: entry i covers the context and messages[: i + 1]."""
+    """Hash of every prefix of a conversation. Entry i covers the context and messages[: i + 1]."""
     chain = context
     out = []
     for message in messages:
@@ -192,7 +185,7 @@ def chain_digests(context: str, messages: tuple[Message, ...]) -> list[str]:
 
 
 def canonical_json(value: Any) -> str:
-    """JSON text with sorted keys and no spare whitespace."""
+    """JSON text with sorted keys and no whitespace."""
     return _CANONICAL.encode(value)
 
 
@@ -200,9 +193,8 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",
 
 
 def _number(digits: str) -> int | float | str:
-    """A JSON number such that equal ones are equal: JavaScript sends 1.0 back as 1, and rounds large
-    integers.
-    """
+    """A JSON number in canonical form. JavaScript clients send 1.0 back as 1 and round large integers."""
+    # Integers go through float too: two that JavaScript rounds to the same number must be equal here.
     value = float(digits)
     if not math.isfinite(value):
         return digits

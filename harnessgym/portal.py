@@ -1,4 +1,4 @@
-"""Where synchronous callers cross over to asynchronous code, and the only place.
+"""The only place where synchronous callers enter asynchronous code.
 
 ```python
 with Portal() as portal:
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Portal:
-    """An event loop in a thread of its own, for as long as the context is open."""
+    """An event loop in its own thread while the context is open."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -50,10 +50,10 @@ class Portal:
 
 
 class _OwnThreads(ThreadPoolExecutor):
-    """A daemon thread for each call of `asyncio.to_thread`.
+    """Runs each call of `asyncio.to_thread` in its own daemon thread.
 
-    The threads of `concurrent.futures` take no more work once the main thread has ended, and a portal may have to be closed
-    after that.
+    The threads of `concurrent.futures` accept no work after the main thread has ended, but a portal may have
+    to be closed after that.
     """
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:

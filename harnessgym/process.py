@@ -1,6 +1,4 @@
-"""A process and its children: dying with a parent, recognising a process we started, ending it and nothing
-else.
-"""
+"""Processes: starting services that die with their parent, recognising our own, and ending only those."""
 
 import contextlib
 import ctypes
@@ -17,25 +15,25 @@ from pathlib import Path
 from harnessgym.heartbeat import VARIABLE, HeartbeatListener
 
 PARENT = "HARNESSGYM_PARENT"
-"""Environment variable of a service: the process that started it, with which it ends."""
+"""Environment variable of a service with the pid of its parent. The service ends with it."""
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """A process that cannot be mistaken for a later one of the same pid."""
+    """Identifies a process, even if its pid is reused later."""
 
     pid: int
     started: int
-    """Clock ticks after boot (field 22 of /proc/PID/stat)."""
+    """Start time in clock ticks after boot (field 22 of /proc/PID/stat)."""
 
     def alive(self) -> bool:
-        """Whether exactly this process still runs (a zombie does not)."""
+        """Whether this very process still runs. A zombie does not."""
         stat = _stat(self.pid)
         return stat is not None and stat == (self.started, False)
 
     def signal(self, number: int) -> None:
-        """Send a signal, if it still runs."""
+        """Send a signal if it still runs."""
         if self.alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -48,7 +46,7 @@ def identify(pid: int) -> ProcessId | None:
 
 
 def end(process: ProcessId, grace_s: float = 2.0) -> None:
-    """Ask a process to end, then make it."""
+    """Send SIGTERM, and SIGKILL if the process still runs after `grace_s`."""
     process.signal(signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while process.alive() and time.monotonic() < deadline:
@@ -65,10 +63,10 @@ def start_service(
     env: Mapping[str, str] | None = None,
     heartbeat: HeartbeatListener | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start `harnessgym COMMAND --config SETTINGS`, which is killed when the thread that calls this ends.
+    """Start `harnessgym COMMAND --config SETTINGS`. The kernel kills it when the calling thread ends.
 
-    What it says is appended to `log`. `threads` is its share of torch and OpenMP, `descriptors` are
-    inherited. `heartbeat` listens to its heartbeat.
+    Its output is appended to `log`. `threads` is its number of torch and OpenMP threads. It inherits
+    `descriptors`. `heartbeat` listens to its heartbeat.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     inherited = [*descriptors]
@@ -98,17 +96,18 @@ def start_service(
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when the parent (given by pid, in case it is gone already) ends."""
+    """Have the kernel kill this process when its parent, given by pid, ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The parent may have ended before prctl took effect; no signal would come any more.
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def hear_interruptions() -> None:
-    """Take SIGINT and SIGTERM as an interruption: KeyboardInterrupt in the main thread.
+    """Make SIGINT and SIGTERM raise `KeyboardInterrupt` in the main thread.
 
-    A shell that starts a command in the background leaves it deaf to SIGINT, and SIGTERM would end it without
-    cleaning up.
+    A shell starts background commands with SIGINT ignored, and SIGTERM would end the process without
+    clean-up.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
@@ -116,9 +115,7 @@ def hear_interruptions() -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignore SIGINT and SIGTERM in a block that must be gone through. In other threads than the main one,
-    does nothing.
-    """
+    """Ignore SIGINT and SIGTERM in a block that must complete. Does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -132,9 +129,7 @@ def undisturbed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruption_deferred() -> Iterator[None]:
-    """Let SIGINT and SIGTERM interrupt only after a block that must not be torn apart. Main thread only,
-    else nothing.
-    """
+    """Delay SIGINT and SIGTERM until the block has ended. Does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -153,9 +148,10 @@ def interruption_deferred() -> Iterator[None]:
 
 
 def _stat(pid: int) -> tuple[int, bool] | None:
-    """(start time, is a zombie) of a pid."""
+    """Start time of a pid, and whether it is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
+            # The command's name may contain spaces and parentheses: split after its last one.
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None

@@ -1,8 +1,7 @@
-"""What a harness and a sandbox need of each other: a harness fitted to a backend, and the equipment its
-sandboxes have.
+"""Fits harness and sandbox together: makes a harness for a backend, and the equipment of its sandboxes.
 
-With container images the agent lies in the image, put there as cached layers; without, it is this machine's,
-and shown.
+With container images the agent is installed in the image, as cached layers. Without, it is installed on this
+machine and made readable in the sandbox.
 """
 
 from collections.abc import Set as AbstractSet
@@ -22,9 +21,9 @@ _NOWHERE = Endpoint("http://127.0.0.1", "-")
 
 
 def make_harness(section: HarnessSection, capabilities: AbstractSet[Capability] = frozenset()) -> Harness:
-    """A harness from its section of a run's configuration, for a backend that offers these capabilities.
+    """Make a harness from its section of a run's configuration, for a backend with these capabilities.
 
-    Raises ConfigError for settings it does not take, HarnessError for those it cannot be described with.
+    Raises `ConfigError` for settings it does not take, `HarnessError` for settings it cannot work with.
     """
     factory = load("harness", section.type)
     settings = section.settings
@@ -36,9 +35,9 @@ def make_harness(section: HarnessSection, capabilities: AbstractSet[Capability] 
 
 
 def equipment(harness: Harness, task: Task, capabilities: AbstractSet[Capability]) -> Equipment:
-    """What must be in a sandbox before this harness can be launched on this task.
+    """What a sandbox needs before this harness can be launched on this task.
 
-    The harness must have been made for the same capabilities. Raises HarnessError if its launch cannot be
+    The harness must have been made for the same capabilities. Raises `HarnessError` if its launch cannot be
     described.
     """
     readable = tuple(dict.fromkeys(harness.launch(task, _NOWHERE).readable))
@@ -50,8 +49,9 @@ def equipment(harness: Harness, task: Task, capabilities: AbstractSet[Capability
 
 
 def equipment_of(task: Task, *, grades: bool = False) -> Equipment:
-    """What a task's sandboxes have beside a harness, or those that grade. Raises TaskError for a home
-    without an image.
+    """Equipment of a task without a harness; with `grades` that of its grading sandboxes.
+
+    Raises `TaskError` for a home without an image.
     """
     if task.home and not task.image:
         raise TaskError(
@@ -64,10 +64,11 @@ def equipment_of(task: Task, *, grades: bool = False) -> Equipment:
     own = Equipment(image=task.image or "", home=task.home, folders=folders, install=install)
     if not grades:
         return replace(own, env=tuple(sorted(task.env.items())))
+    # A grader needs no model. Without the proxy, the agent's code that it runs cannot make calls either.
     return replace(own, image=task.grading.image or own.image, proxy=False)
 
 
 def image_of(name: str) -> tuple[str, tuple[InstallStep, ...]]:
-    """The image that a registered harness runs in by default, and what is installed there."""
+    """The default image of a registered harness, and its installation steps."""
     harness = make_harness(HarnessSection(name=name, type=name), frozenset({Capability.IMAGE}))
     return harness.image, tuple(harness.install())

@@ -1,8 +1,7 @@
 """Client of a proxy's control routes, for nodes and weight agents.
 
-A proxy or its store may be restarting at any moment: a call that finds nobody, loses its connection or is
-told to come back is tried again for a while. All routes bear being called twice, except that a session opened
-twice leaves one that nobody uses.
+A proxy or its store may restart at any moment. So a request that gets no connection, loses it or gets a 503
+is retried for a while. All routes are safe to repeat; opening a session twice only leaves an unused session.
 """
 
 import asyncio
@@ -19,10 +18,10 @@ from harnessgym.store.workers import WorkerState
 
 
 class Closing:
-    """`async with` closes at its end: for classes that have an `aclose`."""
+    """Makes a class with `aclose` an async context manager."""
 
     async def aclose(self) -> None:
-        """Let go of what is open."""
+        """Release what is open."""
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
@@ -41,7 +40,7 @@ _PAUSE_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class OpenedSession:
-    """A session and the key that opens it."""
+    """A session and its key."""
 
     session_id: str
     key: str
@@ -49,15 +48,15 @@ class OpenedSession:
 
 @dataclass(frozen=True, slots=True)
 class SealedSession:
-    """What a session came to."""
+    """Counts of a sealed session."""
 
     calls: int
     tokens: int
-    """Sampled tokens that are recorded."""
+    """Recorded sampled tokens."""
 
 
 class ControlClient(Closing):
-    """Speaks to the control listener at `http://host:port` or `unix:/path`.
+    """Client of the control listener at `http://host:port` or `unix:/path`.
 
     ```python
     async with ControlClient(url, key) as control:
@@ -88,9 +87,7 @@ class ControlClient(Closing):
         min_version: int | None = None,
         options: SessionOptions | None = None,
     ) -> OpenedSession:
-        """Open a session for a rollout. `sampling` has fields of `message.Sampling`; `limits["turns"]`
-        bounds its calls.
-        """
+        """Open a session. `sampling` has fields of `message.Sampling`; `limits["turns"]` bounds its calls."""
         wanted = {
             "rollout_id": rollout_id,
             "sampling": sampling or {},
@@ -103,7 +100,7 @@ class ControlClient(Closing):
         return OpenedSession(**await self._ask("POST", "/control/sessions", wanted))
 
     async def seal(self, session_id: str, *, grace_s: float = 1.0) -> SealedSession:
-        """Refuse further calls. Those in flight get `grace_s` to finish, then are kept as aborted."""
+        """Refuse further calls. Calls in flight have `grace_s` to finish and are then recorded as aborted."""
         return SealedSession(
             **await self._ask(
                 "POST", f"/control/sessions/{session_id}/seal", {"grace_s": grace_s}, wait_s=grace_s
@@ -113,16 +110,14 @@ class ControlClient(Closing):
     async def pending(
         self, session_id: str, *, timeout_s: float = 20.0, after: int | None = None
     ) -> dict[str, Any]:
-        """The next parked call of a session, waited for: its `pending` is None when the time is over or
-        the session sealed.
-        """
+        """Wait for a session's next parked call. `pending` is None after the timeout or once it is sealed."""
         query = f"timeout_s={timeout_s}" if after is None else f"timeout_s={timeout_s}&after={after}"
         return await self._ask("GET", f"/control/sessions/{session_id}/pending?{query}", wait_s=timeout_s)
 
     async def answer(self, session_id: str, call_id: str, **answer: Any) -> None:
         """Answer a parked call with `text=`, `message=` or `token_ids=`; see `proxies.parking.PostedAnswer`.
 
-        Raises `ProxyError` if the call has ended, or the answer cannot be written in the policy's language.
+        Raises `ProxyError` if the call has ended, or if the answer cannot be rendered for the policy.
         """
         await self._ask("POST", f"/control/sessions/{session_id}/answer", {"call_id": call_id, **answer})
 
@@ -136,16 +131,15 @@ class ControlClient(Closing):
         kind: str = "embedded",
         policy_id: str | None = None,
     ) -> None:
-        """Add an engine worker, or say what changed. It serves the run's first policy if none is given."""
+        """Add or update an engine worker. It serves the run's first policy if none is given."""
         wanted = {"id": worker_id, "address": address, "version": version, "state": state, "kind": kind}
         wanted["policy_id"] = policy_id
         await self._ask("POST", "/control/workers", wanted)
 
     async def drain(self, worker_id: str, timeout_s: float = 5.0) -> int:
-        """Send a worker no new calls and wait for those in flight. Returns how many are left when the time is
-        over.
+        """Send a worker no new calls and wait for those in flight. Returns how many are left at the timeout.
 
-        A proxy that does not know the worker sends it no calls: none are left.
+        A proxy that does not know the worker sends it no calls, so none are left.
         """
         path = f"/control/workers/{worker_id}/drain"
         wanted = {"timeout_s": timeout_s}
@@ -153,17 +147,15 @@ class ControlClient(Closing):
         return int(answer["in_flight"])
 
     async def undrain(self, worker_id: str, version: int) -> None:
-        """Send a worker calls again; it serves `version`."""
+        """Resume sending calls to a worker, which now serves `version`."""
         await self._ask("POST", f"/control/workers/{worker_id}/undrain", {"version": version})
 
     async def stats(self) -> dict[str, Any]:
-        """Counts of sessions, calls and tokens, and the workers."""
+        """Counts of sessions, calls and tokens, and the list of workers."""
         return await self._ask("GET", "/control/stats")
 
     async def process(self, *, timeout_s: float) -> str | None:
-        """What tells this process of the proxy from one that was started before it; None if it does not
-        answer in time.
-        """
+        """An id of the proxy's process, which a restart changes; None if it does not answer in time."""
         try:
             response = await self._http.get("/control/health", timeout=timeout_s)
             return str(response.json()["process"]) if response.is_success else None
@@ -182,11 +174,12 @@ class ControlClient(Closing):
         wait_s: float = 0.0,
         absent: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """The answer's JSON; `absent` stands for a 404, where given."""
+        """The JSON of the response. `absent`, if given, is returned for a 404."""
         deadline = asyncio.get_running_loop().time() + self._retry_s
         silent = False
         while True:
             try:
+                # Routes that wait on the server's side need their own time on top of the timeout.
                 response = await self._http.request(method, path, json=body, timeout=30.0 + wait_s)
                 if (
                     response.status_code != httpx.codes.SERVICE_UNAVAILABLE

@@ -1,7 +1,7 @@
-"""The one registry: names to `"module:attribute"` strings, loaded when asked for.
+"""The registry of all plugins: names to `"module:attribute"` strings, loaded on demand.
 
-A full `module:attribute` is accepted wherever a name is, so a plugin needs no registration. Its module may be
-installed, or lie in one of the folders that `look_in` was given.
+A full `module:attribute` is accepted wherever a name is, so a plugin needs no registration. Its module must
+be installed or in a folder given to `look_in`.
 """
 
 import importlib
@@ -193,21 +193,20 @@ def names(kind: Kind) -> list[str]:
 
 
 def known_as(kind: Kind, name: str) -> str:
-    """The registered name of what a `module:attribute` stands for, or the name as it is."""
+    """The registered name of a `module:attribute`, or the given name if there is none."""
     return next((known for known, target in REGISTRY[kind].items() if target == name), name)
 
 
 _FOLDERS: list[str] = []
-"""Folders with code of the user's own, in the order in which they are searched."""
+"""Folders with the user's own code, in search order."""
 _EXTRAS = {"trainers": "train", "proxies": "proxy", "environments": "envs", "harnessgym": "all"}
-"""Our packages, and the extra that installs what each needs."""
+"""Our packages, and the extra that installs the dependencies of each."""
 
 
 def look_in(*folders: str | Path) -> None:
     """Also search these folders for the modules of `module:attribute` names.
 
-    They come after what is installed: a file of the user's that is called `random.py` must not replace the
-    library's.
+    They are searched after installed packages, so that a user's `random.py` does not replace the library's.
     """
     for folder in folders:
         whole = str(Path(folder).resolve())
@@ -218,9 +217,7 @@ def look_in(*folders: str | Path) -> None:
 
 
 def load(kind: Kind, name: str) -> Any:
-    """The object a name or a `module:attribute` stands for. Raises `ConfigError` if there is none, saying
-    what can be done.
-    """
+    """Load a name or `module:attribute`. Raises `ConfigError` with a remedy if there is no such object."""
     target = REGISTRY[kind].get(name, name)
     module, colon, attribute = target.partition(":")
     if not colon:
@@ -245,14 +242,14 @@ def load(kind: Kind, name: str) -> Any:
 
 
 def failed_import(error: Exception, module: str) -> str:
-    """What to tell people about an error that importing a module raised: where, and which."""
+    """A message about an error raised while importing a module: where it was raised and what it was."""
     own = module.split(".", maxsplit=1)[0] not in _EXTRAS
     remedy = "Correct it there." if own else "Install that package again, for this Python and this machine."
     return f"importing {module!r} failed in {_line_of(error)}: {type(error).__name__}: {error}. {remedy}"
 
 
 def _missing(module: str, error: ModuleNotFoundError) -> str:
-    """What to tell people about a module that is not there, or that needs one which is not there."""
+    """A message about a module that is missing, or that needs a missing one."""
     root = module.split(".", maxsplit=1)[0]
     missing = error.name or ""
     if root in _EXTRAS:
@@ -268,7 +265,7 @@ def _missing(module: str, error: ModuleNotFoundError) -> str:
 
 
 def _line_of(error: BaseException) -> str:
-    """`FILE:LINE` where an import failed, Python's own machinery left out."""
+    """`FILE:LINE` where an import failed, without Python's import machinery."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -277,6 +274,6 @@ def _line_of(error: BaseException) -> str:
 
 
 def _file_of(module: ModuleType) -> str:
-    """` (FILE)` of a module: another one of that name may have been meant."""
+    """` (FILE)` of a module, because another module of the same name may have been meant."""
     file = getattr(module, "__file__", None)
     return f" ({file})" if file else ""

@@ -1,4 +1,4 @@
-"""The contract of a reward: from the record of a finished rollout to numbers for what was done in it.
+"""The contract of a reward, which scores the record of a finished rollout.
 
 Members live in `rewards/`; a run names them in its configuration, after the task's grader:
 
@@ -12,8 +12,8 @@ type = "command"
 settings = { argv = ["ruff", "check", "."], channel = "process.lint" }
 ```
 
-What is trained on is the grader's channel `reward`; with a `weight` the weighted sum, under the channel
-`total`:
+Training uses the grader's channel `reward`. If any reward has a `weight`, it uses the weighted sum instead,
+stored under the channel `total`:
 
 ```toml
 [[rewards]]
@@ -50,20 +50,20 @@ from harnessgym.traces.graph import Graph, graph
 from harnessgym.traces.transcript import Transcript, transcript
 
 Need = Literal["sandbox", "task", "proxy"]
-"""What a reward cannot do without: the sandbox with the workspace that the harness left, the task, a
-running proxy."""
+"""What a reward may require: the sandbox with the workspace as the harness left it, the task, or a running
+proxy."""
 GIVEN = {"reward": "the grader's", TOTAL: "the weighted sum of a run's rewards"}
-"""Channels of a rollout that no reward of a run may give."""
+"""Channels that no reward of a run may use."""
 _TABLE = 'weight = { "CHANNEL" = 1.0 }'
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A number for one unit under one channel."""
+    """A score of one unit on one channel."""
 
     unit: RewardUnit
     target: str
-    """See `harnessgym.store.rewards`; empty is the rollout itself."""
+    """See `harnessgym.store.rewards`. Empty means the rollout itself."""
     channel: str
     value: float
     detail: str | None = None
@@ -71,15 +71,15 @@ class Score:
 
 @dataclass(frozen=True)
 class RewardContext:
-    """What a reward may look at."""
+    """What a reward can read."""
 
     store: TraceStore
     rollout_id: str
     task: Task | None = None
     sandbox: Sandbox | None = None
-    """Its workspace is what the harness left; everything the harness had started is dead."""
+    """Its workspace is as the harness left it. Every process the harness started is dead."""
     control: ControlClient | None = None
-    """Of the proxy that the rollout used."""
+    """Control client of the proxy that the rollout used."""
 
     @cached_property
     def graph(self) -> Graph:
@@ -88,48 +88,43 @@ class RewardContext:
 
     @cached_property
     def transcript(self) -> Transcript:
-        """What was said."""
+        """The messages of the rollout."""
         return self.store.read(lambda conn: transcript(conn, self.rollout_id))
 
     @property
     def workspace(self) -> Path | None:
-        """The workspace on this machine. What lies in it was written by the harness: never follow its
-        links.
-        """
+        """The workspace on this machine. The harness wrote its content, so never follow links in it."""
         return None if self.sandbox is None else self.sandbox.workspace
 
     @property
     def offers(self) -> frozenset[Need]:
-        """What is there."""
+        """The needs that this context can meet."""
         there: dict[Need, object] = {"sandbox": self.sandbox, "task": self.task, "proxy": self.control}
         return frozenset(name for name, what in there.items() if what is not None)
 
 
 class Reward(Protocol):
-    """Scores rollouts. Made from its settings once, asked for many rollouts, several at a time.
+    """Scores rollouts. Constructed once from its settings, then used for many rollouts concurrently.
 
-    It may have `channels`, those under which it gives a rollout a score where that does not follow from its
-    settings.
+    It may have an attribute `channels`: the channels it scores rollouts on, if its settings do not name one.
     """
 
     needs: frozenset[Need]
 
     @property
     def settings(self) -> type[BaseModel]:
-        """What its constructor takes."""
+        """Class of the settings that its constructor takes."""
         ...
 
     async def score(self, record: RewardContext) -> Sequence[Score]:
-        """The scores of a rollout. Raises `HarnessGymError` when there can be none: such a rollout has no
-        result.
-        """
+        """The scores of a rollout. Raises `HarnessGymError` if it cannot score; the rollout has no result."""
         ...
 
 
 def make_rewards(sections: Sequence[RewardSection]) -> dict[str, Reward]:
     """The rewards of a run by name, in order.
 
-    Raises `ConfigError` for wrong settings, a name given twice, and a channel or a weight that cannot be.
+    Raises `ConfigError` for wrong settings, a duplicate name, and an invalid channel or weight.
     """
     out: dict[str, Reward] = {}
     weighed: dict[str, str] = {}
@@ -156,15 +151,13 @@ def make_rewards(sections: Sequence[RewardSection]) -> dict[str, Reward]:
 
 
 def _channels(reward: Reward, settings: BaseModel) -> tuple[str, ...]:
-    """The channels of a rollout that a reward says it gives; none if it does not say."""
+    """The channels that a reward declares; empty if it declares none."""
     own: str | None = getattr(settings, "channel", None)
     return getattr(reward, "channels", ()) or (() if own is None else (own,))
 
 
 def _check_channels(name: str, section: RewardSection, known: Sequence[str]) -> None:
-    """Raises `ConfigError` for a channel that is taken, and for a weight that does not say of which
-    channel it is.
-    """
+    """Raises `ConfigError` for a reserved channel, and for a weight with no channel or an unknown one."""
     for channel in known:
         if channel in GIVEN:
             raise ConfigError(
@@ -187,17 +180,14 @@ def _check_channels(name: str, section: RewardSection, known: Sequence[str]) -> 
 
 @dataclass(frozen=True, slots=True)
 class RewardWeights:
-    """What a rollout is trained on: a weighted sum of the grader's reward and of those that the run adds."""
+    """The trained reward: a weighted sum of the grader's reward and the run's own rewards."""
 
     graded: float = 1.0
     rewards: Mapping[str, float | Mapping[str, float]] = field(default_factory=dict)
-    """By the name of a reward that counts: the weight of the one channel that it gives a rollout, or
-    weights by channel."""
+    """By the name of each reward that counts: the weight of its only channel, or weights by channel."""
 
     def total(self, rollout_id: str, graded: float, scores: Sequence[RewardRow]) -> RewardRow:
-        """The sum. Raises `RewardError` if a reward that counts gave no score to add: a missing reward is
-        not 0.
-        """
+        """The weighted sum. Raises `RewardError` if a score is missing, because a missing reward is not 0."""
         parts = [("reward", self.graded, graded)]
         for name, weight in self.rewards.items():
             own = {row.channel: row.value for row in scores if row.source == name and row.unit == "rollout"}
@@ -209,16 +199,14 @@ class RewardWeights:
         return RewardRow(rollout_id, "rollout", rollout_id, TOTAL, value, "weights", detail)
 
     def tampered(self, rollout_id: str) -> RewardRow:
-        """That of a rollout which nothing can be said of: 0, or what the worst of its group got, if that
-        is less.
-        """
+        """The reward of a tampered rollout: 0. Training lowers it to its group's least reward, if less."""
         return RewardRow(
             rollout_id, "rollout", rollout_id, TOTAL, 0.0, "weights", "The workspace was tampered with."
         )
 
     @property
     def formula(self) -> str:
-        """The sum, for people."""
+        """The sum as text."""
         parts = [(self.graded, "reward")]
         for name, weight in self.rewards.items():
             parts += (
@@ -232,7 +220,7 @@ class RewardWeights:
 def _by_channel(
     name: str, weight: float | Mapping[str, float], given: Mapping[str, float]
 ) -> Mapping[str, float]:
-    """A reward's weights by channel, for a rollout that it gave these scores. Raises `RewardError` for one that is not there."""
+    """A reward's weights by channel. Raises `RewardError` if a weighted channel has no score."""
     if not isinstance(weight, Mapping):
         if len(given) == 1:
             return dict.fromkeys(given, weight)
@@ -247,13 +235,13 @@ def _by_channel(
 
 
 def _sum(parts: Sequence[tuple[float, str]]) -> str:
-    """A weighted sum, for people: `1 * reward - 0.01 * short`."""
+    """A weighted sum as text: `1 * reward - 0.01 * short`."""
     terms = "".join(f" {'-' if weight < 0 else '+'} {abs(weight):g} * {name}" for weight, name in parts)
     return terms.removeprefix(" + ").removeprefix(" ")
 
 
 def weights_of(config: RunConfig) -> RewardWeights | None:
-    """The weights of a run; None if the grader's reward alone is trained on, as it is."""
+    """The weights of a run; None if it trains on the grader's reward alone."""
     if not config.weighed:
         return None
     counting = {section.name or section.type: section.weight for section in config.rewards if section.weighs}
@@ -263,10 +251,9 @@ def weights_of(config: RunConfig) -> RewardWeights | None:
 async def score_all(
     members: Mapping[str, Reward], record: RewardContext, taken: Iterable[str] = ()
 ) -> tuple[RewardRow, ...]:
-    """What all rewards say of a rollout, as rows that can be written. `taken` are channels that the rollout
-    has values for.
+    """The scores of all rewards as rows for the store. `taken` holds channels that already have values.
 
-    Raises `RewardError` naming the reward that failed, or that contradicts an earlier one.
+    Raises `RewardError` naming the reward that failed, or that scored something already scored.
     """
     rows: dict[tuple[str, str, str], RewardRow] = {}
     given = {("rollout", record.rollout_id, channel): "the grader" for channel in taken}
@@ -299,23 +286,22 @@ def _row(record: RewardContext, name: str, score: Score) -> RewardRow:
 
 @dataclass(frozen=True, slots=True)
 class Rescored:
-    """A reward computed again."""
+    """A reward that was recomputed."""
 
     row: RewardRow
     stored: float | None
-    """What the store has; None if it has nothing."""
+    """The stored value, or None."""
 
     @property
     def same(self) -> bool:
-        """Whether the store has this value."""
+        """Whether the stored value is equal."""
         return self.stored == self.row.value
 
 
 def rescore(store: TraceStore, rollout_id: str) -> list[Rescored]:
-    """Compute again those rewards of a rollout's run that need neither a sandbox nor a proxy. Nothing is
-    written.
+    """Recompute the rewards of a rollout that need no sandbox, task or proxy. Writes nothing.
 
-    None of a rollout that was not rewarded: it has not finished, or its verdict is not `valid`.
+    Empty for a rollout without rewards: one that has not finished or whose verdict is not `valid`.
     """
     record = RewardContext(store, rollout_id)
     found = store.read(lambda conn: rollout_of(conn, rollout_id))

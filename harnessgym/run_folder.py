@@ -1,4 +1,4 @@
-"""The folder of one run: what lies where, and how processes of the run find each other."""
+"""The folder of one run: where everything is, and how processes of the run find each other."""
 
 import json
 import os
@@ -14,30 +14,30 @@ from harnessgym.run_config.run import RunConfig
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Paths of a run. Nothing here is made before it is needed."""
+    """Paths of a run. Nothing is created before it is needed."""
 
     root: Path
     policy: str = ""
-    """Name of the policy whose versions, checkpoints and metrics are meant; empty for the first."""
+    """Name of the policy whose versions, checkpoints and metrics these are; empty for the first."""
 
     @property
     def of_policy(self) -> Path:
-        """What belongs to one policy alone: the run's own folder for the first."""
+        """Folder of one policy; the run's own folder for the first."""
         return self.policies / self.policy if self.policy else self.root
 
     @property
     def policies(self) -> Path:
-        """What belongs to the run's further policies, a folder each."""
+        """Folder with one subfolder per further policy."""
         return self.root / "policies"
 
     @property
     def config_path(self) -> Path:
-        """The validated configuration, as JSON."""
+        """The validated configuration as JSON."""
         return self.root / "config.json"
 
     @property
     def identity_path(self) -> Path:
-        """Which run this folder is of; see `harnessgym.run_identity`."""
+        """The identity of the folder's run; see `harnessgym.run_identity`."""
         return self.root / "run.json"
 
     @property
@@ -47,7 +47,7 @@ class RunFolder:
 
     @property
     def staged(self) -> Path:
-        """Whole copies of versions that outside engines load."""
+        """Full copies of versions for outside engines to load."""
         return self.root / "staged"
 
     @property
@@ -62,12 +62,12 @@ class RunFolder:
 
     @property
     def processes_path(self) -> Path:
-        """Processes the supervisor started: name to pid and start time."""
+        """Processes that the supervisor started: name to pid and start time."""
         return self.root / "processes.json"
 
     @property
     def silent_path(self) -> Path:
-        """Processes of which nothing is heard at present: name to since when, in seconds of the epoch."""
+        """Silent processes: name to the Unix time since when."""
         return self.root / "silent.json"
 
     @property
@@ -77,12 +77,12 @@ class RunFolder:
 
     @property
     def observed_path(self) -> Path:
-        """One JSON line per training step: how the run's processes did when it was seen."""
+        """One JSON line per training step with the dashboard's numbers at that time."""
         return self.root / "observed.jsonl"
 
     @property
     def sinks_path(self) -> Path:
-        """How the metrics sinks stand."""
+        """Status of the metrics sinks."""
         return self.root / "sinks.json"
 
     @property
@@ -96,7 +96,7 @@ class RunFolder:
         return self.root / "workspaces"
 
     def config(self) -> RunConfig:
-        """The run's configuration. Raises `ConfigError` if this is no run folder, or another user's."""
+        """The run's configuration. Raises `ConfigError` for a folder that is no run's or another user's."""
         try:
             return validate(RunConfig, json.loads(self.config_path.read_text()), str(self.config_path))
         except FileNotFoundError:
@@ -109,15 +109,15 @@ class RunFolder:
             ) from None
 
     def store_url(self, config: RunConfig | None = None) -> str:
-        """The database of the run, as its configuration says; `config` is that if it is not the one in the
-        folder.
-        """
+        """URL of the run's database by its configuration; `config` replaces the one in the folder."""
         return (config or self.config()).store.url or f"sqlite:///{self.root / 'traces.db'}"
 
 
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
-    """Replace a JSON file whole: a reader sees the old or the new one."""
+    """Replace a JSON file atomically: a reader sees the old or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Same folder, because a rename is atomic only within one file system. Synced before the rename, or a
+    # power loss could leave an empty file under the final name.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w") as file:

@@ -1,11 +1,11 @@
-"""Which run a folder is of, and whether its database still holds that run.
+"""Tells which run a folder belongs to, and whether its database still holds that run.
 
-`run.json` in the folder has the run's id. A run is entered in three writes, and a kill between any two of
-them leaves a state that the next start completes:
+`run.json` in the folder has the run's id. A run is entered in three writes. After a kill between any two of
+them the next start completes the entry:
 
     run.json, in_store = false  ──►  a row of `runs` under that id  ──►  run.json, in_store = true
 
-Before the last write an empty database means that the start was interrupted; after it, that the database was
+Before the last write an empty database means an interrupted start. After it, it means that the database was
 emptied.
 """
 
@@ -24,26 +24,26 @@ from harnessgym.store.backend import file_of, shown
 from harnessgym.store.runs import RunRow
 
 _SERVED = ("versions", "checkpoints", "metrics.jsonl", "sandbox.json", "results.jsonl")
-"""What a folder has once its run was served."""
+"""Files that a folder has once its run was served."""
 _OF_PROCESSES = ("processes.json", "places.json", "sockets.json")
-"""Files that name processes and sockets, which a copy of the folder does not have."""
+"""Files that name processes and sockets. They do not apply to a copy of the folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """What `run.json` says."""
+    """The content of `run.json`."""
 
     id: str
     name: str
     created_at: float
     folder: str
-    """Where the folder was when its run was last started."""
+    """Path of the folder when its run was last started."""
     in_store: bool
-    """Whether the database has had the run."""
+    """Whether the run was entered in the database."""
 
 
 def read_identity(folder: RunFolder) -> RunIdentity | None:
-    """What a folder's `run.json` says; None if there is none. Raises `ConfigError` if it cannot be read."""
+    """Read a folder's `run.json`; None if there is none. Raises `ConfigError` if it cannot be read."""
     path = folder.identity_path
     try:
         return RunIdentity(**json.loads(path.read_text()))
@@ -56,14 +56,12 @@ def read_identity(folder: RunFolder) -> RunIdentity | None:
 
 
 def has_begun(folder: RunFolder) -> bool:
-    """Whether the folder has files of a run that was started, now or by a release that wrote no
-    `run.json`.
-    """
+    """Whether the folder has files of a started run, also of one by a release without `run.json`."""
     return folder.identity_path.exists() or any((folder.root / name).exists() for name in _SERVED)
 
 
 def run_of(conn: Connection, folder: RunFolder) -> RunRow | None:
-    """The run of a folder, read from its database; None if it has none yet.
+    """The run of a folder, from its database; None if it has none yet.
 
     Raises `ConfigError` if the database no longer holds it.
     """
@@ -77,10 +75,10 @@ def run_of(conn: Connection, folder: RunFolder) -> RunRow | None:
 
 
 def find_run(folder: RunFolder, store: TraceStore, could_be: Callable[[RunRow], bool]) -> RunRow | None:
-    """The run of a folder that is about to be started, and of no other folder; None if it is to be made.
+    """Find the run of a folder that is about to start; None if it must be created.
 
-    `could_be` says whether a run may be that of a folder without `run.json`, which an earlier release made.
-    Raises `ConfigError` if the database holds a run of another folder, several runs, or no longer this run.
+    For a folder without `run.json`, from an earlier release, `could_be` tells whether a run may be its own.
+    Raises `ConfigError` if the database holds another folder's run, several runs, or no longer this run.
     """
     identity = read_identity(folder)
     held = store.read(runs.all_of)
@@ -101,9 +99,9 @@ def find_run(folder: RunFolder, store: TraceStore, could_be: Callable[[RunRow], 
 def enter_run(
     folder: RunFolder, store: TraceStore, name: str, insert: Callable[[Connection, str], object]
 ) -> RunRow:
-    """Enter a new run, or complete an entry that was interrupted. `insert` adds the run's row under an id.
+    """Enter a new run, or complete an interrupted entry. `insert` adds the run's row under an id.
 
-    Raises `ConfigError` if another folder has entered a run in this database meanwhile.
+    Raises `ConfigError` if another folder entered a run in this database in the meantime.
     """
     fresh = RunIdentity(new_id(), name, time.time(), str(folder.root), in_store=False)
     identity = read_identity(folder) or fresh
@@ -124,16 +122,16 @@ def enter_run(
 
 
 def record_run(folder: RunFolder, run: RunRow) -> None:
-    """Write down that the folder's database holds this run."""
+    """Record in the folder that its database holds this run."""
     identity = RunIdentity(run.id, run.name, run.created_at, str(folder.root), in_store=True)
     if read_identity(folder) != identity:
         _write(folder, identity)
 
 
 def forget_processes(conn: Connection, folder: RunFolder, run: RunRow) -> None:
-    """Remove what a folder that was moved or copied says of processes.
+    """Remove the process files of a folder that was moved or copied.
 
-    Those of the folder it was copied from may be alive, and are not this run's to end.
+    The processes of the original folder may be alive, and this run must not end them.
     """
     identity = read_identity(folder)
     weights = runs.weights_path(conn, run.id)
@@ -144,7 +142,7 @@ def forget_processes(conn: Connection, folder: RunFolder, run: RunRow) -> None:
 
 
 def refuse_run_folder(root: Path, hint: str) -> None:
-    """Raises `ConfigError` if a folder is that of a run, whose database is for that run alone."""
+    """Raises `ConfigError` if a folder belongs to a run, whose database is for that run alone."""
     folder = RunFolder(root)
     if folder.identity_path.exists() or folder.config_path.exists():
         raise ConfigError(f"{root} is the folder of a run, and its database holds that run alone. {hint}")
@@ -153,7 +151,7 @@ def refuse_run_folder(root: Path, hint: str) -> None:
 def _find_unidentified(
     folder: RunFolder, store: TraceStore, held: list[RunRow], could_be: Callable[[RunRow], bool]
 ) -> RunRow | None:
-    """The run of a folder without `run.json`: a new one, or one that an earlier release made."""
+    """Find the run of a folder without `run.json`: None for a new one, or an earlier release's."""
     if not held:
         served = [name for name in _SERVED if (folder.root / name).exists()]
         if served:
@@ -171,7 +169,7 @@ def _find_unidentified(
 
 
 def _is_own(folder: RunFolder, store: TraceStore, run: RunRow) -> bool:
-    """Whether a run that no `run.json` names is this folder's: its newest version is here, and only here.
+    """Whether a run that no `run.json` names is this folder's: its newest version is here and only here.
 
     A database inside the folder was copied with it, and so were the versions.
     """
@@ -185,7 +183,10 @@ def _is_own(folder: RunFolder, store: TraceStore, run: RunRow) -> bool:
 
 
 def _refuse_copy(folder: RunFolder, identity: RunIdentity, store: TraceStore) -> None:
-    """Two folders must not go on with one run. A copy that has its database inside is a run of its own."""
+    """Raises `ConfigError` if two folders would continue one run.
+
+    A copy with its database inside is a separate run.
+    """
     original = RunFolder(Path(identity.folder))
     if original.root == folder.root or _is_inside(folder, store.url):
         return
@@ -200,7 +201,7 @@ def _refuse_copy(folder: RunFolder, identity: RunIdentity, store: TraceStore) ->
 
 
 def _is_inside(folder: RunFolder, url: str) -> bool:
-    """Whether a database is a file in the folder, which is copied with it."""
+    """Whether a database is a file in the folder, so that it is copied with it."""
     file = file_of(url)
     return file is not None and file.resolve().is_relative_to(folder.root)
 

@@ -1,8 +1,7 @@
-"""Sandboxes: where a harness runs, what it can reach there, and what is left when it has ended.
+"""Sandboxes: where a harness runs, what it can reach, and what is exported when it has ended.
 
 A *backend* is opened once per node and holds what rollouts share: warmed interpreters and containers, the
-relay to the proxy, the folder that workspaces live in. It opens one *sandbox* per rollout, and a fresh one to
-grade in:
+relay to the proxy, the folder of workspaces. It opens one *sandbox* per rollout, and a fresh one for grading:
 
     async with Bubblewrap(BubblewrapSettings(proxy_socket_dir=run / "proxy")) as backend:
         async with backend.open(task.limits, Equipment(readable=("agent.py",))) as sandbox:
@@ -29,12 +28,12 @@ from harnessgym.task import Limits, Task
 
 
 class Capability(StrEnum):
-    """What a backend can promise. A task that needs one the backend lacks is refused, never weakened."""
+    """What a backend can guarantee. A task that needs a capability the backend lacks is refused."""
 
     NETWORK = "network"
-    """Nothing but the proxy can be reached."""
+    """Only the proxy can be reached."""
     FILES = "files"
-    """Only the workspace and private scratch folders can be written, and siblings' cannot be read."""
+    """Only the workspace and private scratch folders can be written; other sandboxes' cannot be read."""
     PROCESSES = "processes"
     """Other processes can be neither seen nor signalled, and `Limits.processes` is enforced."""
     PREWARM = "prewarm"
@@ -44,9 +43,9 @@ class Capability(StrEnum):
     ROOT = "root"
     """Commands can be run as root."""
     SNAPSHOT = "snapshot"
-    """The files of a sandbox can be kept and continued from several times."""
+    """The files of a sandbox can be saved, and several sandboxes started from them."""
     DISK = "disk"
-    """`Limits.disk_mb` holds for all that a sandbox's processes write, together."""
+    """`Limits.disk_mb` holds for everything that a sandbox's processes write, together."""
     MEMORY = "memory"
     """`Limits.memory_mb` holds for all processes of a sandbox together, not for each."""
     CPU = "cpu"
@@ -54,18 +53,18 @@ class Capability(StrEnum):
     PAUSE = "pause"
     """A sandbox can be stopped and continued, processes and all."""
     STATS = "stats"
-    """What a sandbox uses can be asked while it runs."""
+    """The resource use of a running sandbox can be read."""
     HOSTS = "hosts"
-    """A setup phase can be given a list of hosts that it may reach."""
+    """A setup phase can be allowed to reach a list of hosts."""
 
 
 CONTEXT = "context:"
-"""What the name of an image begins with that is built from the folder named behind it."""
+"""Prefix of an image name that is followed by the folder to build it from."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstallStep:
-    """One command of an installation, run as root while the network is open; equal steps are cached."""
+    """One command of an installation, run as root with an open network. Equal steps are cached."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
@@ -73,46 +72,44 @@ class InstallStep:
 
 @dataclass(frozen=True, slots=True)
 class Equipment:
-    """What is there before anything is written into a sandbox. Sandboxes of equal equipment share an image
-    and a warm pool.
-    """
+    """The content of a fresh sandbox. Sandboxes of equal equipment share an image and a warm pool."""
 
     image: str = ""
-    """Container image, or `context:FOLDER` for the one that a folder's Dockerfile makes; empty is the
-    backend's own. Needs `Capability.IMAGE`."""
+    """Container image, or `context:FOLDER` to build one from a folder's Dockerfile. Empty means the backend's
+    own. Needs `Capability.IMAGE`."""
     install: tuple[InstallStep, ...] = ()
-    """Steps that put a harness into the image, as a cached layer. Backends without images ignore them:
-    there, the harness is installed on this machine and named by `readable`."""
+    """Steps that install a harness into the image, as a cached layer. Backends without images ignore them:
+    there the harness is installed on this machine and listed in `readable`."""
     readable: tuple[str, ...] = ()
-    """Files and folders of this machine that may be read at the same paths."""
+    """Files and folders of this machine that are readable at the same paths."""
     home: str = ""
-    """See `Task.home`; `@workdir` is the image's WORKDIR. What the image has there,
-    `harnessgym.task_setup.workspace_setup` lays."""
+    """See `Task.home`. `@workdir` means the image's WORKDIR. `harnessgym.task_setup.workspace_setup` copies
+    what the image has there into the workspace."""
     env: tuple[tuple[str, str], ...] = ()
-    """Environment variables of every command, over the image's; a command's own come over them."""
+    """Environment variables of every command. They override the image's; a command's own override them."""
     folders: tuple[str, ...] = ()
     """See `Task.folders`: absolute paths beside the workspace that are writable and empty. Needs
     `Capability.IMAGE`."""
     proxy: bool = True
-    """Whether the proxy can be reached. What grades reaches nothing."""
+    """Whether the proxy can be reached. Grading sandboxes reach nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prewarm:
-    """Which warmed interpreter a Python harness forks from. Harnesses with equal values share one."""
+    """The warmed interpreter that a Python harness forks from. Harnesses with equal values share one."""
 
     warm: str = ""
     """`"openai"`, `"anthropic"`, `"module:function"`, or `""` for a plain interpreter."""
     python: str = ""
-    """Interpreter that has the harness installed; empty is the one HarnessGym runs in."""
+    """Interpreter with the harness installed; empty means the one that HarnessGym runs in."""
 
 
 _SIGKILL = 9
 _LAST = 4_096
-"""Bytes at the end of a failed program's output in which it is taken to have said why."""
+"""Bytes at the end of a failed program's output that are searched for its reason."""
 _NO_MEMORY = (b"MemoryError", b"Cannot allocate memory", b"bad_alloc", b"out of memory", b"OutOfMemory")
 _WHOLE_S = 10.0
-"""From here on seconds are shown without a fraction."""
+"""From this many on, seconds are shown without a fraction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +117,7 @@ class ExecResult:
     """How a command ended. Reaching a limit is a result, not an error."""
 
     exit_code: int | None
-    """None when a signal ended it."""
+    """None if a signal ended it."""
     signal: int | None
     stdout: bytes
     stderr: bytes
@@ -129,7 +126,7 @@ class ExecResult:
     timed_out: bool
     wall_s: float
     cpu_s: float | None = None
-    """Processor time of the command and everything it started, where the sandbox can tell."""
+    """CPU seconds of the command and everything it started, if the sandbox can tell."""
 
     @property
     def ok(self) -> bool:
@@ -138,7 +135,7 @@ class ExecResult:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether a command that failed seems to have had too little memory."""
+        """Whether a failed command seems to have run out of memory."""
         # A limit on a whole sandbox ends in SIGKILL; a limit on one process is an error that the program reports.
         last = self.stderr[-_LAST:] + self.stdout[-_LAST:]
         return not self.ok and (self.signal == _SIGKILL or any(words in last for words in _NO_MEMORY))
@@ -162,14 +159,12 @@ class ExecResult:
 
 
 OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
-"""Called with every piece of output as it comes, dropped ones too."""
+"""Called with each chunk of output as it arrives, including chunks that are dropped later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The files of a workspace at one moment, kept by the backend that made it until it is closed. No
-    processes.
-    """
+    """The files, not the processes, of a workspace at one moment. Its backend keeps it until it is closed."""
 
     backend: str
     id: str
@@ -177,55 +172,55 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a sandbox uses at this moment."""
+    """A sandbox's present resource use."""
 
     memory_bytes: int
     processes: int
     cpu_s: float
-    """Processor time since it was opened."""
+    """CPU seconds since it was opened."""
     disk_bytes: int
     """Bytes of its workspace."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceExport:
-    """What came out of a workspace as data."""
+    """The result of exporting a workspace."""
 
     files: int
     size: int
     """Bytes."""
     left_out: tuple[str, ...]
-    """Paths of what cannot be data: devices, sockets, pipes, links that lead out of the workspace."""
+    """Paths of what cannot be exported: devices, sockets, pipes, links out of the workspace."""
     overflow: str = ""
-    """Which bound was passed, if one was: what came out is then not all."""
+    """The exceeded bound, if any. The export is then incomplete."""
 
 
 class Serving(Protocol):
-    """A listener that the node serves."""
+    """A listener served by the node."""
 
     def close(self) -> None:
-        """Closes the listener and drops what is connected."""
+        """Close the listener and drop its connections."""
         ...
 
 
 class Outside(Protocol):
-    """What one command may reach instead of the proxy (`harnessgym.sandboxes.egress.Egress`)."""
+    """What a command may reach instead of the proxy (`harnessgym.sandboxes.egress.Egress`)."""
 
     port: int
-    """Loopback port on which the sandbox opens a listener for it while the command runs."""
+    """Loopback port on which the sandbox listens for it while the command runs."""
 
     @property
     def env(self) -> Mapping[str, str]:
-        """Added to the command's environment, below its own."""
+        """Variables for the command's environment. The command's own override them."""
         ...
 
     async def serve(self, listener: socket.socket) -> Serving:
-        """Takes the listener over."""
+        """Take over the listener and serve it."""
         ...
 
 
 class ExecOptions(TypedDict, total=False):
-    """What `Sandbox.exec` takes beside the command, for what passes it on."""
+    """Keyword arguments of `Sandbox.exec`, for callers that pass them on."""
 
     env: Mapping[str, str] | None
     cwd: str
@@ -240,15 +235,13 @@ class ExecOptions(TypedDict, total=False):
 
 
 class Sandbox(Protocol):
-    """One rollout's own place. Paths are relative to the workspace; leaving it by any trick raises
-    SandboxError.
-    """
+    """One rollout's sandbox. Paths are relative to the workspace; one that leaves it raises `SandboxError`."""
 
     capabilities: frozenset[Capability]
     proxy_url: str
-    """Where the harness finds the proxy, seen from inside; empty when the backend was given none."""
+    """The proxy's URL from inside the sandbox; empty if the backend was given none."""
     workspace: Path
-    """The workspace on this machine. What lies in it was written by the harness: never follow its links."""
+    """The workspace on this machine. The harness wrote its content, so never follow links in it."""
 
     async def exec(
         self,
@@ -265,110 +258,105 @@ class Sandbox(Protocol):
         on_output: OnOutput | None = None,
         outside: Outside | None = None,
     ) -> ExecResult:
-        """Runs one command and everything it starts; when this returns, all of it is dead.
+        """Run a command. When this returns, every process it started is dead.
 
-        `timeout_s` and `max_output` (bytes per stream, of which the last are kept) default to the sandbox's
+        `timeout_s` and `max_output` (bytes per stream; the last ones are kept) default to the sandbox's
         limits, `stdin` to nothing. `user="root"` needs `Capability.ROOT`. `readable` names files and folders
-        of this machine that the command may read; a backend with images needs them in its `Equipment`
-        already. With `prewarm`, `cmd` must be a Python command (`python program.py ...` or `python -m module
-        ...`), which backends without `Capability.PREWARM` start cold. `outside` needs `Capability.HOSTS`; it
-        is in reach until the command has ended. Raises SandboxError when the sandbox, not the command,
-        failed.
+        of this machine that the command may read; a backend with images needs them already in its
+        `Equipment`. With `prewarm`, `cmd` must be a Python command (`python program.py ...` or `python -m
+        module ...`), which backends without `Capability.PREWARM` start cold. `outside` needs
+        `Capability.HOSTS` and can be reached until the command has ended. Raises `SandboxError` if the
+        sandbox, not the command, failed.
         """
         ...
 
     async def read(self, path: str) -> bytes:
-        """Raises FileNotFoundError when it does not exist, SandboxError when it is no regular file or too
-        large.
-        """
+        """Read a file. Raises `FileNotFoundError`, or `SandboxError` if it is not regular or too large."""
         ...
 
     async def write(self, path: str, data: bytes) -> None:
-        """Makes parent folders as needed; replaces what is there."""
+        """Write a file. Creates parent folders and replaces an existing file."""
         ...
 
     async def upload(self, local: Path, path: str) -> None:
-        """Copies a file or folder of this machine into the workspace. Links in it are refused."""
+        """Copy a file or folder of this machine into the workspace. Refuses links in it."""
         ...
 
     async def download(self, path: str, local: Path) -> None:
-        """Copies a file or folder out of the workspace; `local` must not exist. Links and special files
-        are refused.
-        """
+        """Copy a file or folder out of the workspace. Refuses an existing `local`, links and special files."""
         ...
 
     async def export(
         self, local: Path, *, max_bytes: int, max_files: int, collect: Sequence[str] = ()
     ) -> WorkspaceExport:
-        """Copies the workspace to the new folder `local` as data, whatever its processes left as traps.
+        """Copy the workspace to the new folder `local`, safe against traps that its processes left.
 
-        Regular files, folders, and links that stay inside come out; the rest is left out and named. Nothing
-        in the sandbox takes part: the node reads the files itself, following no link. `collect` names
-        absolute paths below `Equipment.folders`; files and folders there go to `harnessgym.task.OUTSIDE` in
-        `local`, within the same bounds, and what the workspace itself has of that name is left out. Raises
-        SandboxError for a path that lies in none of them.
+        Exports regular files, folders, and links that stay inside; everything else is left out and listed.
+        The node reads the files itself and follows no link; nothing in the sandbox takes part. `collect`
+        names absolute paths below `Equipment.folders`. They go to `harnessgym.task.OUTSIDE` in `local`,
+        within the same bounds; a file of that name in the workspace itself is left out. Raises `SandboxError`
+        for a path below none of the folders.
         """
         ...
 
     async def kill_all(self) -> None:
-        """Kills every process that commands started, all at once. What they wrote stays."""
+        """Kill every process that commands started, all at once. Their files stay."""
         ...
 
     async def pause(self) -> None:
-        """Stops every process where it is. Raises CapabilityError without `Capability.PAUSE`."""
+        """Freeze every process. Raises `CapabilityError` without `Capability.PAUSE`."""
         ...
 
     async def resume(self) -> None:
-        """Lets them go on."""
+        """Continue the frozen processes."""
         ...
 
     async def stats(self) -> Stats:
-        """Raises CapabilityError without `Capability.STATS`."""
+        """The present resource use. Raises `CapabilityError` without `Capability.STATS`."""
         ...
 
     async def snapshot(self) -> Snapshot:
-        """Keeps the workspace's files as they are. Raises CapabilityError without `Capability.SNAPSHOT`."""
+        """Save the workspace's files. Raises `CapabilityError` without `Capability.SNAPSHOT`."""
         ...
 
     async def fork(self, snapshot: Snapshot) -> "Sandbox":
-        """A further sandbox of the same equipment and limits with these files in its workspace; close it with
-        `aclose`.
+        """Open another sandbox with the same equipment and limits and the files of a snapshot.
 
-        This one may be closed already. Raises CapabilityError without `Capability.SNAPSHOT`.
+        Close it with `aclose`. This sandbox may already be closed. Raises `CapabilityError` without
+        `Capability.SNAPSHOT`.
         """
         ...
 
     async def aclose(self) -> None:
-        """Kills what runs and removes everything. May be called twice."""
+        """Kill all processes and remove everything. May be called twice."""
         ...
 
 
 PLAIN = Equipment()
-"""The backend's own image, no harness, the proxy in reach."""
+"""The backend's own image without a harness; the proxy can be reached."""
 
 
 class SandboxBackend(Protocol):
-    """What a node opens once. Leaving it ends every sandbox it opened."""
+    """Opened once per node. Leaving its context ends every sandbox it opened."""
 
     capabilities: frozenset[Capability]
 
     @property
     def root(self) -> Path:
-        """The node's own folder. What is left in it when the node is killed, the next one removes that opens
-        the same place.
+        """The node's own folder. If the node is killed, the next backend in the same place cleans it up.
 
-        Raises SandboxError before the backend is opened.
+        Raises `SandboxError` before the backend is opened.
         """
         ...
 
     @property
     def settings(self) -> type[BaseModel]:
-        """What its constructor takes."""
+        """Class of the settings that its constructor takes."""
         ...
 
     @staticmethod
     def unavailable() -> str | None:
-        """None if it can be used on this machine, else why not and what to do."""
+        """None if it can be used on this machine, else the reason and a remedy."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -378,14 +366,12 @@ class SandboxBackend(Protocol):
     ) -> None: ...
 
     def open(self, limits: Limits, equipment: Equipment = PLAIN) -> AbstractAsyncContextManager[Sandbox]:
-        """A fresh sandbox with an empty workspace; leaving the context kills what runs in it and removes
-        it.
-        """
+        """Open a fresh sandbox with an empty workspace. The context's end kills its processes and removes it."""
         ...
 
 
 def require(capabilities: frozenset[Capability], needed: frozenset[Capability]) -> None:
-    """Raises CapabilityError naming what is missing."""
+    """Raises `CapabilityError` naming the missing capabilities."""
     missing = sorted(needed - capabilities)
     if missing:
         offered = ", ".join(sorted(capabilities)) or "nothing"
@@ -396,9 +382,7 @@ def require(capabilities: frozenset[Capability], needed: frozenset[Capability]) 
 
 
 def needs(task: Task) -> frozenset[Capability]:
-    """The capabilities without which a task makes no sense. Raises CapabilityError for one that does not
-    exist.
-    """
+    """The capabilities that a task requires. Raises `CapabilityError` for one that does not exist."""
     unknown = sorted(task.needs - set(Capability))
     if unknown:
         known = ", ".join(sorted(Capability))

@@ -1,6 +1,4 @@
-"""What is wrong with settings that were refused, in words: pydantic's errors, each with its key, its value
-and what to do.
-"""
+"""Explains refused settings: pydantic's errors, each with its key, its value and what to do."""
 
 import difflib
 from collections.abc import Sequence
@@ -12,32 +10,32 @@ from pydantic import BaseModel, ValidationError
 from harnessgym.setting_tree import known_at, suggestion, without_tags
 
 _LONGEST = 80
-"""Characters of a value that are shown."""
+"""Most characters of a value that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingProblem:
-    """One thing that is wrong."""
+    """One problem with a setting."""
 
     key: str
-    """Dotted; empty where it is about several settings, which `reason` names."""
+    """Dotted key; empty for a problem with several settings, which `reason` names."""
     reason: str
     section: bool = False
-    """Whether the key is that of a section, because settings in it do not go together."""
+    """Whether the key names a section, because settings in it contradict each other."""
 
     @property
     def text(self) -> str:
-        """For people who wrote a file."""
+        """The problem as told to the author of a file."""
         return f"{self.key}: {self.reason}" if self.key else self.reason
 
     @property
     def as_option(self) -> str:
-        """For people who wrote an option."""
+        """The problem as told to the author of an option."""
         return f"--{self.text}" if self.key and not self.section else self.text
 
 
 def problems_of(model: type[BaseModel], error: ValidationError) -> list[SettingProblem]:
-    """What was wrong, without what only follows from something else that is listed."""
+    """The problems of a validation error, without those that only follow from others."""
     raw = error.errors()
     kept = [each for each in raw if not _follows(each, raw) and not _of_another_kind(model, each, raw)]
     return list(dict.fromkeys(_problem(model, each) for each in kept))
@@ -63,7 +61,7 @@ def _problem(model: type[BaseModel], error: Any) -> SettingProblem:
 
 
 def _follows(error: Any, errors: Sequence[Any]) -> bool:
-    """Whether items of a list are missing only because each of them is wrong, which is listed too."""
+    """Whether a list is too short only because items in it are wrong, which is listed separately."""
     own = error["loc"]
     return error["type"] == "too_short" and any(
         len(each["loc"]) > len(own) and each["loc"][: len(own)] == own for each in errors
@@ -71,10 +69,10 @@ def _follows(error: Any, errors: Sequence[Any]) -> bool:
 
 
 def _of_another_kind(model: type[BaseModel], error: Any, errors: Sequence[Any]) -> bool:
-    """Whether an error is about a kind of value that was not meant, where a setting takes several kinds.
+    """Whether an error is about a type that was not intended, for a setting that takes several types.
 
-    Pydantic reports every kind. A table was meant as a table: what is wrong inside it counts. Else the plain
-    kinds count.
+    Pydantic reports errors for every type. If the value is a table, only errors inside it count, else only
+    those of plain types.
     """
     clean = without_tags(model, error["loc"])
     if len(clean) == len(error["loc"]):
@@ -91,7 +89,7 @@ def _of_another_kind(model: type[BaseModel], error: Any, errors: Sequence[Any]) 
 
 
 def _inner(value: Any) -> list[str]:
-    """The keys that lead to the first value in a table."""
+    """The path of keys to the first value in a table."""
     keys = []
     while isinstance(value, dict) and value:
         name, value = next(iter(value.items()))
@@ -100,9 +98,7 @@ def _inner(value: Any) -> list[str]:
 
 
 def _got(value: Any) -> str:
-    """A value for people. Tables and lists are not shown: they are long, and may hold what others must not
-    read.
-    """
+    """A value as text. Tables and lists are not shown, because they are long and may hold secrets."""
     if value == "" or not isinstance(value, str | int | float | bool):
         return ""
     shown = repr(value)
@@ -110,7 +106,7 @@ def _got(value: Any) -> str:
 
 
 def _nearest_literal(error: Any) -> str:
-    """Which of the possible values may have been meant."""
+    """Suggests the most similar of the possible values."""
     if error["type"] != "literal_error":
         return ""
     known = [each.strip(" '") for each in error["ctx"]["expected"].replace(" or ", ", ").split(",")]

@@ -1,8 +1,7 @@
-"""The settings of a model as dotted keys: for the list of `--show-settings`, and for what a mistyped key may
-mean.
+"""The settings of a model as dotted keys, for `--show-settings` and for corrections of mistyped keys.
 
-A field that is a plain table in the model, because another package reads it, names the model of its content:
-`Field(default_factory=dict, json_schema_extra={"settings": "module:Class"})`.
+A field may be a plain table in the model because another package reads it. It then names the model of its
+content: `Field(default_factory=dict, json_schema_extra={"settings": "module:Class"})`.
 """
 
 import difflib
@@ -14,15 +13,12 @@ from pydantic.fields import FieldInfo
 
 _CLOSE = 0.6
 _SURE = 0.85
-"""Similarity of two keys from which on one may be a slip of the other, and from which on nothing else is
-meant."""
+"""Similarity of two keys: from `_CLOSE` on one may be a typo of the other, from `_SURE` on it surely is."""
 _MOST = 3
 
 
 def setting_rows(model: type[BaseModel], prefix: str = "") -> list[tuple[str, str, str]]:
-    """Key, default and meaning of every setting; those of a table that may be there or not, or any number
-    of times, too.
-    """
+    """Key, default and meaning of every setting, including those of optional and repeated tables."""
     rows: list[tuple[str, str, str]] = []
     for name, field in model.model_fields.items():
         if _extra(field, "set_by") or _is_tag_field(field):
@@ -39,10 +35,9 @@ def setting_rows(model: type[BaseModel], prefix: str = "") -> list[tuple[str, st
 
 
 def suggestion(model: type[BaseModel], unknown: Sequence[str | int], value: Any = None) -> str:
-    """What to tell people who gave a key that there is not: which one they may have meant.
+    """A message that suggests what an unknown key may have meant.
 
-    A setting of exactly that name elsewhere is likelier meant than one with a similar name in the same
-    section.
+    A setting of exactly that name in another section is preferred to a similar name in the same section.
     """
     path = [part for part in unknown if isinstance(part, str)]
     leaf = _first_leaf(path, value)
@@ -70,7 +65,7 @@ def suggestion(model: type[BaseModel], unknown: Sequence[str | int], value: Any 
 
 
 def known_at(model: type[BaseModel], location: Iterable[str | int]) -> str:
-    """Names of the settings in a section, for people."""
+    """Names of the settings in a section, as text."""
     for part in location:
         field = model.model_fields.get(str(part))
         inner = None if field is None else _table(field)
@@ -79,9 +74,7 @@ def known_at(model: type[BaseModel], location: Iterable[str | int]) -> str:
 
 
 def without_tags(model: type[BaseModel], location: Sequence[str | int]) -> tuple[str | int, ...]:
-    """The path of a setting as people write it: pydantic puts the name of the type between where a setting
-    has several.
-    """
+    """The path of a setting as people write it, without the type names that pydantic inserts for unions."""
     at: type[BaseModel] | None = model
     field: FieldInfo | None = None
     out: list[str | int] = []
@@ -104,7 +97,7 @@ def _is_tag(part: str, field: FieldInfo) -> bool:
 
 
 def _first_leaf(path: Sequence[str], value: Any) -> list[str]:
-    """Where the first value in an unknown section is."""
+    """Path of the first value in an unknown section."""
     leaf = list(path)
     while isinstance(value, Mapping) and value:
         name, value = next(iter(value.items()))
@@ -113,7 +106,7 @@ def _first_leaf(path: Sequence[str], value: Any) -> list[str]:
 
 
 def _with_sections(keys: Iterable[str]) -> list[str]:
-    """The keys, and the sections that they are in."""
+    """The keys and all their sections."""
     parts = [key.split(".") for key in keys]
     return list(dict.fromkeys(".".join(part[:end]) for part in parts for end in range(1, len(part) + 1)))
 
@@ -127,9 +120,7 @@ def _similarity(one: str, other: str) -> float:
 
 
 def _service(leaf: Sequence[str]) -> str | None:
-    """That a setting is one of a command that runs a single process, if it is written as that command's
-    section.
-    """
+    """A message if a setting is written as the section of a command that runs a single process."""
     from harnessgym.errors import ConfigError
     from harnessgym.registry import load, names
 
@@ -146,9 +137,7 @@ def _service(leaf: Sequence[str]) -> str | None:
 
 
 def _default(field: FieldInfo) -> str:
-    """A default for people; of what is a secret only where it comes from, of a table with a name only the
-    name.
-    """
+    """A default as text. For a secret only its environment variable, for a named table only the name."""
     if variable := _extra(field, "environment"):
         return f"${variable}"
     value = field.get_default(call_default_factory=True)
@@ -162,8 +151,8 @@ def _extra(field: FieldInfo, name: str) -> str | None:
 
 
 def _table(field: FieldInfo) -> type[BaseModel] | None:
-    """The one settings class that a field is or holds: `Section`, `Section | None`, `tuple[Section, ...]`,
-    or a named one.
+    """The only settings class in a field: `Section`, `Section | None`, `tuple[Section, ...]`, or a named
+    one.
     """
     from harnessgym.registry import load
 
@@ -177,15 +166,13 @@ def _table(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def _is_one_of_several(field: FieldInfo) -> bool:
-    """Whether a field's default is of a subclass: what else its table may hold follows from the name in
-    it.
-    """
+    """Whether a field's default is of a subclass: the name in its table then decides its other fields."""
     kind = field.annotation
     return isinstance(kind, type) and isinstance(field.default, kind) and type(field.default) is not kind
 
 
 def _is_tag_field(field: FieldInfo) -> bool:
-    """Whether a field has one possible value: it tells its table from others."""
+    """Whether a field has only one possible value, which identifies its table."""
     return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
 
 

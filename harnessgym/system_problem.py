@@ -1,6 +1,4 @@
-"""What the system refused, in words: a file, a disk, an address, a library. People get these without a
-traceback.
-"""
+"""Explains errors of the system (a file, a disk, an address, a library) without a traceback."""
 
 import errno
 import traceback
@@ -22,7 +20,7 @@ _REMEDIES = {
 
 
 def system_problem(error: BaseException) -> str | None:
-    """What to tell people if an error is the system's, not a fault of this program; else None."""
+    """A message if an error is the system's, not a bug of this program; else None."""
     if problem := full_disk(error):
         return problem
     if isinstance(error, ImportError):
@@ -40,7 +38,7 @@ def system_problem(error: BaseException) -> str | None:
 
 
 def _line_of(error: BaseException) -> str:
-    """`FILE:LINE` of this program where an error came from."""
+    """The innermost `FILE:LINE` of this program in an error's traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)] or frames
     if not own:

@@ -1,8 +1,8 @@
 """Token sequences: how they are stored, hashed and labelled with policy versions.
 
-Ids are int32 and logprobs float32, little-endian, wherever they are bytes; only the store leaves out bytes
-that are zero in all ids of a segment. A hash names exactly the bytes it covers, so the upstream client, the
-store and `traces verify` can compute it apart from each other and must agree.
+As bytes, ids are little-endian int32 and logprobs float32. Only the store drops bytes that are zero in all
+ids of a segment. A hash covers exact bytes, so the upstream client, the store and `traces verify` compute it
+independently and must agree.
 """
 
 import sys
@@ -28,7 +28,7 @@ _WIDE = 4
 
 
 class TokenArray(array):  # type: ignore[type-arg]  # takes a parameter from Python 3.12 on
-    """Token ids in 4 bytes each, quick to copy, hash and send; equal to any sequence of the same ids."""
+    """Token ids in 4 bytes each, fast to copy, hash and send. Equal to any sequence of the same ids."""
 
     def __new__(cls, ids: TokenIds = ()) -> Self:
         """Raises `OverflowError` for an id beyond int32."""
@@ -36,7 +36,7 @@ class TokenArray(array):  # type: ignore[type-arg]  # takes a parameter from Pyt
 
     @classmethod
     def stored(cls, blob: bytes, length: int, segment: str = "?") -> Self:
-        """Those of `narrow_ids` bytes. Raises as `widen_ids` does."""
+        """The token ids of `narrow_ids` bytes. Raises as `widen_ids` does."""
         found = cls()
         found.frombytes(blob if len(blob) == _WIDE * length else widen_ids(blob, length, segment).tobytes())
         if sys.byteorder == "big":
@@ -47,7 +47,7 @@ class TokenArray(array):  # type: ignore[type-arg]  # takes a parameter from Pyt
         return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
 
     def __hash__(self) -> int:  # type: ignore[override]
-        """That of the tuple; an array that is part of a key must not change."""
+        """The hash of the tuple. An array in a key must not change."""
         return hash(tuple(self))
 
     @overload
@@ -76,7 +76,7 @@ def pack_ids(ids: TokenIds) -> bytes:
 
 
 def narrow_ids(ids: TokenIds) -> bytes:
-    """Token ids little-endian, each in as many bytes as the largest needs: 2, 3 or 4."""
+    """Little-endian token ids, each in as many bytes as the largest needs: 2, 3 or 4."""
     packed = np.frombuffer(pack_ids(ids), dtype="<i4")
     highest = int(packed.view("<u4").max(initial=0))
     width = 2 if highest < 1 << 16 else 3 if highest < 1 << 24 else _WIDE
@@ -84,15 +84,17 @@ def narrow_ids(ids: TokenIds) -> bytes:
 
 
 def widen_ids(blob: bytes, length: int, segment: str = "?") -> IdArray:
-    """Token ids [length] int32 of `narrow_ids` bytes. Raises `TraceError`, which names the segment, if they
-    are no such number.
+    """Token ids [length] int32 of `narrow_ids` bytes.
 
-    Bytes that were cut and still make as many ids are read as other ids: a segment's `hash` tells.
+    Raises `TraceError` naming the segment if the bytes do not make `length` ids. Truncated bytes that happen
+    to divide evenly are read as wrong ids, which the segment's `hash` detects.
     """
     width = len(blob) // length if length else 2
     if width * length != len(blob) or not 2 <= width <= _WIDE:
         raise TraceError(f"Segment {segment}: {len(blob)} bytes are not {length} token ids.")
     if width == 3:
+        # Read 4 bytes at every third one and mask the fourth, which belongs to the next id. The added zero
+        # keeps the last read inside the buffer.
         overlapping = np.ndarray(length, "<u4", blob + b"\0", strides=(width,))
         return (overlapping & 0xFFFFFF).astype("<i4")
     return np.frombuffer(blob, "<u2").astype("<i4") if width == 2 else np.frombuffer(blob, "<i4")

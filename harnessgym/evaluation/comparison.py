@@ -39,7 +39,7 @@ class PolicyScore:
     """Attempts that ended with an infrastructure failure and were retried."""
 
     def as_json(self) -> dict[str, Any]:
-        """Its part of `eval.json`."""
+        """The score's part of `eval.json`."""
         return {
             "reward": self.reward.as_json(),
             **{

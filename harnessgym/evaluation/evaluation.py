@@ -71,7 +71,7 @@ class Evaluation:
     """
 
     def __init__(self, settings: EvaluationSettings) -> None:
-        """Raises `ConfigError` for settings that cannot run and for a folder that holds another evaluation."""
+        """Raises `ConfigError` for settings that cannot run and for a folder of another evaluation."""
         self.settings = settings
         self.folder = RunFolder(settings.campaign.folder.resolve())
         self.tasks, self.remarks = chosen_tasks(settings.campaign)
@@ -211,7 +211,7 @@ def _differences(recorded: dict[str, Any], asked: dict[str, Any]) -> str:
 
 
 async def _exported(policy: NamedPolicy, out: Path) -> Path:
-    """The model folder of a run's version, exported once. A child process does it, to keep torch out of this."""
+    """The model folder of a run's version, exported once. Done in a child process, because it needs torch."""
     if out.is_dir():
         return out
     words = ["weights", "export", f"{policy.where}@{policy.version}", str(out)]

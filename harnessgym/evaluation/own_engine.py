@@ -35,7 +35,7 @@ class OwnEngine:
         self._children.revive()
 
     async def ready(self) -> None:
-        """Wait until it serves, however long the model takes to load. Raises `PolicyError` if it ends first."""
+        """Wait until it serves, however long the model loads. Raises `PolicyError` if it ends first."""
         async with httpx.AsyncClient(timeout=_ANSWER_S, trust_env=False) as http:
             while not self._children.exited():
                 try:

@@ -80,7 +80,7 @@ def find_policy(named: str, policy: str = "") -> NamedPolicy:
 
 
 def _of_run(named: str, folder: RunFolder, asked: int | None) -> NamedPolicy:
-    """A version of a run. If its first version is no longer kept, that is the model folder it started from."""
+    """A version of a run. A first version that is no longer kept is the model folder the run started from."""
     config = folder.config().of_policy(folder.policy)
     if config.policies and not folder.policy:
         known = ", ".join(policy.name for policy in config.all_policies)

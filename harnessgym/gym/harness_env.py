@@ -103,7 +103,7 @@ class HarnessEnv(gymnasium.Env[str, str]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Start the harness on a task that the seed or `options["task_id"]` chooses. Returns its first request.
+        """Start the harness on the task that the seed or `options["task_id"]` chooses; its first request.
 
         Raises `ConfigError` for an unknown task or option, and the underlying error when several episodes in
         a row cannot begin. A single episode that cannot begin, or a harness that ends without a request, is

@@ -141,7 +141,7 @@ class HarnessEpisode:
             raise
 
     async def next(self) -> Waiting | None:
-        """Wait for the oldest waiting call. None when the harness has ended; raises the error that ended it."""
+        """Wait for the oldest waiting call; None when the harness has ended. Raises the harness's error."""
         assert self._running is not None
         while not self._running.done():
             asking = asyncio.create_task(self._pending(_POLL_S))
@@ -234,7 +234,7 @@ class HarnessEpisode:
                 )
 
     def _check_proxy(self) -> None:
-        """Raises `ProxyError` if the proxy has ended. Its sockets stay open, so a request would wait for ever."""
+        """Raises `ProxyError` if the proxy has ended. Its sockets stay open, so a request would hang."""
         try:
             self._desk.proxy.check()
         except HarnessGymError as error:

@@ -41,7 +41,7 @@ class Sink(Protocol):
         ...
 
     def flush(self) -> None:
-        """Return when the written steps would survive the end of this process, as far as the sink can tell."""
+        """Return when the written steps survive the end of this process, as far as the sink can tell."""
         ...
 
     def close(self) -> None:

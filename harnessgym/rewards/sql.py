@@ -44,7 +44,7 @@ class Sql:
         self.needs: frozenset[Need] = frozenset({"sandbox"}) if settings.database else frozenset()
 
     async def score(self, record: RewardContext) -> Sequence[Score]:
-        """One score per row. Raises `StoreError` if the query fails, `RewardError` for rows that are no scores."""
+        """One score per row. Raises `StoreError` if the query fails, `RewardError` for an invalid row."""
         rows = await anyio.to_thread.run_sync(self._rows, record)
         return [self._score(row) for row in rows]
 

@@ -42,7 +42,7 @@ class TensorBoard:
         self._writer.close()
 
     def _held(self) -> int:
-        """The highest step of any event. A step is one event, and a truncated file is read to its last whole one."""
+        """The highest step in the event files. A truncated file is read up to its last whole event."""
         from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
         from tensorboard.compat.proto.event_pb2 import Event
 
