@@ -235,7 +235,7 @@ class ExecOptions(TypedDict, total=False):
 
 
 class Sandbox(Protocol):
-    """One rollout's sandbox. Paths are relative to the workspace; one that leaves it raises `SandboxError`."""
+    """One rollout's sandbox. Paths are relative to the workspace; leaving it raises `SandboxError`."""
 
     capabilities: frozenset[Capability]
     proxy_url: str
@@ -283,7 +283,7 @@ class Sandbox(Protocol):
         ...
 
     async def download(self, path: str, local: Path) -> None:
-        """Copy a file or folder out of the workspace. Refuses an existing `local`, links and special files."""
+        """Copy a file or folder to `local`, which must not exist. Refuses links and special files."""
         ...
 
     async def export(
@@ -366,7 +366,7 @@ class SandboxBackend(Protocol):
     ) -> None: ...
 
     def open(self, limits: Limits, equipment: Equipment = PLAIN) -> AbstractAsyncContextManager[Sandbox]:
-        """Open a fresh sandbox with an empty workspace. The context's end kills its processes and removes it."""
+        """Open a fresh sandbox with an empty workspace. Leaving the context kills and removes everything."""
         ...
 
 

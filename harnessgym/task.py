@@ -40,7 +40,7 @@ class Setup:
     run: tuple[tuple[str, ...], ...] = ()
     """Commands, run in the workspace in order. A failure ends the rollout as an infrastructure error."""
     hosts: tuple[str, ...] = ()
-    """Hosts that they may reach: `name`, `*.name`, an address or a CIDR block. None can be reached afterwards."""
+    """Hosts that they may reach: `name`, `*.name`, an address or a CIDR block. None can be reached later."""
     timeout_s: float = 300.0
     """Time limit for all commands together."""
 

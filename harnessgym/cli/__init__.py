@@ -1,4 +1,4 @@
-"""The command line. Commands are lazy: nothing heavy is imported before one runs."""
+"""The command line. Commands import what they need when they run, so `--help` is fast."""
 
 import os
 import sys
@@ -71,7 +71,7 @@ def app() -> typer.Typer:
 def main() -> None:
     """Entry point. Exit status 0: done; 1: done, and the answer is no; 2: an error; 130: interrupted.
 
-    Our own errors, and those of the system (a file, a disk, a library), become one message without a
+    Our own errors and those of the system (a file, a disk, a library) are printed as one message without a
     traceback.
     """
     look_in(".")
@@ -83,7 +83,9 @@ def main() -> None:
         problem = system_problem(error)
         if problem is None:
             raise
-        if PARENT in os.environ:  # its log is where such an error is looked into, and a restart may help
+        # Status 2 tells the supervisor not to restart this service. A system error may pass, except a full
+        # disk.
+        if PARENT in os.environ:  # a service: its log gets the traceback
             traceback.print_exc()
             _give_up(problem, status=2 if full_disk(error) else 1)
         _give_up(problem)

@@ -65,7 +65,7 @@ def register(root: typer.Typer) -> None:
 async def _run(
     tasks: "list[Task]", cheats: "tuple[Cheat, ...]", sandbox: str
 ) -> "tuple[list[CheatResult], list[tuple[str, str]]]":
-    """The results in order, and the tasks that this backend cannot take."""
+    """The results in order, and the tasks that this backend cannot run."""
     import tempfile
     from pathlib import Path
 

@@ -39,7 +39,7 @@ class _Group(TyperGroup):
     """`harnessgym cluster run.toml` is short for `harnessgym cluster run run.toml`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """A word that is no command is the run's file."""
+        """Treat a word that is no command as the run's file."""
         return super().resolve_command(ctx, args if args[0] in self.commands else ["run", *args])
 
 
@@ -82,7 +82,7 @@ def nodes(
 
 
 def _fleet(folder: "RunFolder", config: "RunConfig") -> "Processes":
-    """The run's processes on Ray. Raises `ConfigError` without Ray, or for a run that cannot be spread."""
+    """The run's processes on Ray. Raises `ConfigError` without Ray, or if the run cannot be distributed."""
     import hashlib
 
     from harnessgym.cluster.fleet import Fleet, refuse_unshared
@@ -98,7 +98,7 @@ def _fleet(folder: "RunFolder", config: "RunConfig") -> "Processes":
         ) from error
     namespace = f"harnessgym-{hashlib.blake2b(str(folder.root).encode(), digest_size=8).hexdigest()}"
     ground = RayGround(config.cluster, namespace)
-    hear_interruptions()  # Ray has handlers of its own
+    hear_interruptions()  # again, because Ray installs its own handlers
     return Fleet(folder, config, ground)
 
 

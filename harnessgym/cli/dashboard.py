@@ -1,4 +1,4 @@
-"""The live view of a run: a panel that refreshes on a terminal, a line every few seconds elsewhere."""
+"""The live view of a run: a panel on a terminal, a line every few seconds elsewhere."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ _LINE_S = 10.0
 
 
 class Dashboard(LiveView):
-    """Call it as often as you like, it looks and draws as often as is useful."""
+    """Looks at a run and draws it. It may be called at any rate and limits its own."""
 
     def __init__(self, console: Console, look: Callable[[], RunProgress]) -> None:
         super().__init__(console)
@@ -27,20 +27,20 @@ class Dashboard(LiveView):
         self.console.print(message, markup=False, highlight=False)
 
     def __call__(self, _: object = None) -> None:
-        """Look and draw, if it is time."""
+        """Look and draw if it is time."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _LOOK_S
             self.draw(self._look())
 
     def finish(self) -> RunProgress:
-        """Look and draw a last time."""
+        """Look and draw for the last time."""
         progress = self._look()
         self._next_line = 0.0
         self.draw(progress)
         return progress
 
     def draw(self, progress: RunProgress) -> None:
-        """Show a look: at once on a terminal; elsewhere now and then, and when another phase begins."""
+        """Show progress: always on a terminal; elsewhere every few seconds and when the phase changes."""
         if self.live is not None:
             self.redraw(panel(progress, self.console.width, self.console.height))
             return

@@ -157,7 +157,7 @@ def register(root: typer.Typer) -> None:
 
 
 def _require_gain(done: "Sequence[Evaluated]") -> None:
-    """Leave with status 1 unless the last policy is better than the first."""
+    """Exit with status 1 unless the last policy is better than the first."""
     last = done[-1].comparison
     if last is None or not last.gained:
         typer.echo(
@@ -173,7 +173,7 @@ def _settings(words: list[str] | None) -> dict[str, Any] | None:
 
 
 def _evaluation(policies: list[str], folder: Path, run: Path | None, given: dict[str, Any]) -> "Evaluation":
-    """What is to be run; says what there is to remark on it."""
+    """Make the evaluation and print remarks on its tasks."""
     from harnessgym.batch_rollout.settings import CampaignSettings
     from harnessgym.config import validate
     from harnessgym.evaluation.evaluation import Evaluation, EvaluationSettings
@@ -189,7 +189,7 @@ def _evaluation(policies: list[str], folder: Path, run: Path | None, given: dict
 
 
 def _with_run(path: Path, given: dict[str, Any]) -> dict[str, Any]:
-    """What a run file says, and what was given besides, which wins."""
+    """Settings of a run file, overridden by the given ones."""
     from harnessgym.config import load_config
     from harnessgym.evaluation.run_file import as_in_run
     from harnessgym.registry import look_in
@@ -204,7 +204,7 @@ def _with_run(path: Path, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(evaluation: "Evaluation") -> list["Evaluated"]:
-    """Run to the end, or until told to stop."""
+    """Run to the end or until interrupted."""
     import logging
 
     from rich.console import Console
@@ -239,7 +239,7 @@ def _print(evaluation: "Evaluation", done: list["Evaluated"], console: "Console"
 
 
 def _table(evaluation: "Evaluation", done: list["Evaluated"]) -> "Table":
-    """A column for each policy, named as its folder is."""
+    """The results, with one column per policy, named after its folder."""
     from rich.table import Table
 
     title = (

@@ -1,4 +1,4 @@
-"""Interrupting commands that can be resumed: the first Ctrl-C or SIGTERM ends them cleanly."""
+"""Interrupts commands that can be resumed: the first Ctrl-C or SIGTERM ends them cleanly."""
 
 import asyncio
 import signal
@@ -11,11 +11,12 @@ T = TypeVar("T")
 
 
 def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """Runs `work` to its end, or exits with status 130. Signals after the first are ignored."""
+    """Run `work` to its end, or exit with status 130. Signals after the first are ignored."""
 
     async def main() -> T:
         task = asyncio.current_task()
         assert task is not None
+        # A second cancellation would interrupt the clean-up that the first one started.
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, _once(task.cancel))
         return await work

@@ -1,4 +1,4 @@
-"""What long commands show: something that is drawn again and again on a terminal, and lines elsewhere."""
+"""The output of long commands: a live display on a terminal, lines elsewhere."""
 
 from types import TracebackType
 from typing import Self
@@ -8,12 +8,12 @@ from rich.live import Live
 
 
 class LiveView:
-    """Context manager around the time in which something is shown."""
+    """Context manager that shows a live display."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.live = Live(console=console, auto_refresh=False) if console.is_terminal else None
-        """None where there is no terminal."""
+        """None without a terminal."""
         self._last_line = ""
 
     def __enter__(self) -> Self:
@@ -28,12 +28,12 @@ class LiveView:
             self.live.stop()
 
     def redraw(self, shown: RenderableType) -> None:
-        """Show this instead of what is shown. Only on a terminal."""
+        """Replace the display. Only on a terminal."""
         assert self.live is not None
         self.live.update(shown, refresh=True)
 
     def add_line(self, text: str) -> None:
-        """Print a line, unless it is the last one again."""
+        """Print a line unless it equals the last one."""
         if text != self._last_line:
             self._last_line = text
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The processes of a run as commands: `harnessgym proxy`, `engine`, `node`, `train-worker`, `weights-agent`."""
+"""A run's processes as commands: `harnessgym proxy`, `engine`, `node`, `train-worker`, `weights-agent`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -91,7 +91,7 @@ def register(root: typer.Typer) -> None:
 
 
 def _algorithm(settings: Any) -> Callable[[Any], None]:
-    """The algorithm that the run's configuration names."""
+    """Load the algorithm that the run's configuration names."""
     from harnessgym.registry import load, look_in
     from harnessgym.run_folder import RunFolder
 

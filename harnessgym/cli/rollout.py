@@ -155,7 +155,7 @@ def register(root: typer.Typer) -> None:
 
 
 def _campaign(given: dict[str, Any]) -> "BatchRollout":
-    """What is to be run; says what there is to remark on it."""
+    """Make the campaign and print remarks on its tasks."""
     from harnessgym.batch_rollout.batch_rollout import BatchRollout
     from harnessgym.batch_rollout.settings import CampaignSettings
     from harnessgym.config import validate
@@ -167,7 +167,7 @@ def _campaign(given: dict[str, Any]) -> "BatchRollout":
 
 
 def settings_of(words: list[str]) -> dict[str, Any]:
-    """What `--set KEY=VALUE` gives. Raises `BadParameter` for what is no pair."""
+    """The settings of `--set KEY=VALUE`. Raises `BadParameter` for anything else."""
     from harnessgym.config import parse_value
 
     out = {}
@@ -182,7 +182,7 @@ def settings_of(words: list[str]) -> dict[str, Any]:
 
 
 def _run(campaign: "BatchRollout") -> dict[str, Any]:
-    """Run to the end, or until told to stop."""
+    """Run to the end or until interrupted."""
     import logging
 
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""The live view of a campaign: a table that refreshes on a terminal, a line every few seconds elsewhere."""
+"""The live view of a campaign: a table on a terminal, a line every few seconds elsewhere."""
 
 import time
 
@@ -13,7 +13,7 @@ from harnessgym.cli.live_view import LiveView
 
 
 class RolloutTable(LiveView):
-    """Call it with the progress as often as you like, it draws as often as is useful."""
+    """Draws a campaign's progress. It may be called at any rate and limits its own."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -21,7 +21,7 @@ class RolloutTable(LiveView):
         self._over = False
 
     def __call__(self, progress: BatchProgress) -> None:
-        """Draw, if it is time."""
+        """Draw if it is time."""
         finished = 0 < progress.total <= progress.done
         if self._over or (time.monotonic() < self._next and not finished):
             return
@@ -46,7 +46,7 @@ def line_of(progress: BatchProgress) -> str:
 
 
 def panel(progress: BatchProgress) -> Panel:
-    """The progress as a picture."""
+    """The progress as a panel."""
     stages = Table("stage", "running", "of", "waiting", "done", "mean wait", box=None, padding=(0, 2))
     for stage in progress.stages:
         wait = f"{stage.waited_s / max(1, stage.done + stage.running):.2f} s"

@@ -1,4 +1,4 @@
-"""A run in one picture, as wide and as high as the terminal lets it be."""
+"""The panel of a run, fitted to the width and height of the terminal."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -23,17 +23,17 @@ _WIDE = 90
 _WIDEST = 110
 _HALF = 50
 _ENGINES = 4
-"""Engines with a row of their own; the others share one."""
+"""Engines with their own row; the others share one."""
 _FRAME = 2
 _BIAS = 0.01
-"""A length bias so far from 1 is shown."""
+"""A length bias is shown if it differs from 1 by this much."""
 
 
 def panel(progress: RunProgress, width: int, height: int) -> Panel:
-    """All of it, or where that is too high, what matters most."""
+    """The panel. If it is too high, the least important sections are left out."""
     wide = width >= _WIDE
     room = height - _FRAME - 1
-    sections = [  # from the most to the least important
+    sections = [  # most important first; the number is the place on the screen
         (0, _facts(progress, wide, min(width, _WIDEST) - 2 * _FRAME, room)),
         (2, _processes(progress, wide)),
         (3, _staleness(progress, wide)),
@@ -57,14 +57,14 @@ def panel(progress: RunProgress, width: int, height: int) -> Panel:
 
 
 def _nobody(progress: RunProgress) -> str:
-    """Whether nobody serves the run, as far as this machine or, for a run on several, the store can tell."""
+    """A note if no process serves the run: by this machine's processes or, on a cluster, by the store."""
     if progress.recorded:
         return "" if progress.processors else " (no process of it runs here)"
     return "" if progress.nodes else " (no node of it takes rollouts)"
 
 
 def line(progress: RunProgress) -> str:
-    """The same in one line."""
+    """The run in one line."""
     unit = "groups" if progress.status.startswith("evaluating") else "steps"
     parts = [f"{TITLES.get(progress.status, progress.status)}: {progress.done}/{progress.total} {unit}"]
     if "reward" in progress.metrics:
@@ -88,19 +88,19 @@ def line(progress: RunProgress) -> str:
 
 
 def share(value: float) -> str:
-    """A part of the whole in per cent."""
+    """A share in per cent."""
     return f"{100 * value:.0f} %"
 
 
 def clock(seconds: float) -> str:
-    """A duration for people: 0:07, 12:30, 3:04:05."""
+    """A duration as text: 0:07, 12:30, 3:04:05."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def size(number: float) -> str:
-    """A number of bytes for people."""
+    """A number of bytes as text."""
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000 or unit == "GB":
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
@@ -109,13 +109,13 @@ def size(number: float) -> str:
 
 
 def _reward(metrics: Mapping[str, float], digits: int) -> str:
-    """What the last step was trained on; where that is a weighted sum, also the grader's part."""
+    """The trained reward of the last step, and the grader's part if it is a weighted sum."""
     graded = f" (grader's {metrics['graded']:.{digits}f})" if "graded" in metrics else ""
     return f"reward {metrics['reward']:.{digits}f}{graded}"
 
 
 def _facts(progress: RunProgress, wide: bool, width: int, room: int) -> tuple[RenderableType, int]:
-    """How far it is, what it learnt, how fast it goes."""
+    """Progress, reward and speed."""
     unit = "groups" if progress.status.startswith("evaluating") else "steps"
     left = "" if progress.left_s is None else f", {clock(progress.left_s)} left"
     m = progress.metrics
@@ -145,7 +145,7 @@ def _facts(progress: RunProgress, wide: bool, width: int, room: int) -> tuple[Re
 
 
 def _curve(progress: RunProgress, width: int) -> tuple[RenderableType, int]:
-    """Rewards by step, between the lowest and the highest."""
+    """Rewards by step as a sparkline."""
     shown = progress.rewards[-max(10, min(width, _WIDEST) - 40) :]
     if not shown:
         return Text(""), 0
@@ -156,7 +156,7 @@ def _curve(progress: RunProgress, width: int) -> tuple[RenderableType, int]:
 
 
 def _processes(progress: RunProgress, wide: bool) -> tuple[RenderableType, int]:
-    """Who works, who waits."""
+    """The processes and how busy they are."""
     heads = ["process", "idle", "", "cores", ""] if wide else ["process", "idle", "cores", ""]
     table = _table(heads, right=("idle", "cores"))
     rows = list(_process_rows(progress))
@@ -171,7 +171,7 @@ def _processes(progress: RunProgress, wide: bool) -> tuple[RenderableType, int]:
 
 
 def _process_rows(progress: RunProgress) -> Iterable[tuple[str, float | None, str]]:
-    """Name, idle share, and what else is known of each."""
+    """Name, idle share and details of each process."""
     if progress.trainer is not None:
         use = progress.trainer
         yield "trainer", use.idle, f"waits {use.wait_s:.1f} s, works {use.step_s:.1f} s a step"
@@ -200,7 +200,7 @@ def _process_rows(progress: RunProgress) -> Iterable[tuple[str, float | None, st
 
 
 def _stages(progress: RunProgress, wide: bool) -> tuple[RenderableType, int]:
-    """The pipeline: where rollouts are, and where they wait."""
+    """The pipeline: running and waiting rollouts by stage."""
     heads = (
         ["stage", "running", "of", "", "waiting", "mean"]
         if wide
@@ -235,7 +235,7 @@ def _staleness(progress: RunProgress, wide: bool) -> tuple[RenderableType, int]:
 
 
 def _more(progress: RunProgress) -> tuple[RenderableType, int]:
-    """Counts, publishes, what went wrong: one line each."""
+    """Counts, published versions and problems, one line each."""
     groups = ", ".join(f"{number} {state}" for state, number in progress.groups.items())
     lines = [f"rollouts: {progress.running} running, {progress.pending} pending   groups: {groups}"]
     if progress.versions:

@@ -1,6 +1,4 @@
-"""What the commands that run one process have in common: settings from a file and from the command line,
-shown on request.
-"""
+"""Shared by commands that run one process: settings from file and command line, `--show-settings`."""
 
 import logging
 import os
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Typer context settings of a command that takes `--dotted.key value`."""
+"""Typer context settings for commands that take `--dotted.key value`."""
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="Settings file, TOML or JSON.")]
 ShowOption = Annotated[
@@ -32,10 +30,8 @@ def run_service(
     show: bool,
     choose: Callable[[Any], Callable[[Any], None]] | None = None,
 ) -> None:
-    """Validate the settings of a service and run it, the registered one or what `choose` loads for them,
-    until it ends.
-    """
-    # pydantic takes a fifth of a second to load, which `--help` does without.
+    """Validate a service's settings and run it: the registered service, or the one that `choose` loads."""
+    # Imported here because pydantic takes a fifth of a second, which `--help` should not cost.
     from harnessgym.config import load_config
     from harnessgym.heartbeat import begin as begin_heartbeat
 
@@ -49,13 +45,13 @@ def run_service(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     serve = choose(settings) if choose else load("service", name)
-    # once the modules are loaded: a library that takes minutes to load may hold up every thread
+    # Begun only after the modules are loaded: a library that takes minutes to load may block every thread.
     begin_heartbeat()
     serve(settings)
 
 
 def show_settings(model: "type[BaseModel]", title: str) -> None:
-    """A table of a settings model: dotted key, default, meaning."""
+    """Print a table of a settings model: dotted key, default, meaning."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -75,9 +75,7 @@ def run_file(
     show: bool,
     extend: bool = False,
 ) -> dict[str, Any] | None:
-    """A run as a TOML file and the settings after it say. Returns its summary; None if the settings were
-    only shown.
-    """
+    """Run a TOML file with overrides. Returns the run's summary; None if the settings were only shown."""
     from harnessgym.config import load_config
     from harnessgym.run_config.run import RunConfig
 
@@ -101,9 +99,9 @@ def run_to_its_end(
     *,
     extend: bool = False,
 ) -> dict[str, Any]:
-    """Run to the end, with processes on this machine or those that `children` makes. Returns the summary.
+    """Run to the end, with local processes or those that `children` makes. Returns the summary.
 
-    After an interruption every process of the run ends, and the run can go on later.
+    After an interruption every process of the run has ended, and the run can be resumed.
     """
     from functools import partial
 
@@ -117,6 +115,7 @@ def run_to_its_end(
     console = Console()
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     folder = prepare(config, root, say, extend=extend)
+    # The returned descriptor is never closed, so the claim lasts until this process ends.
     claim_folder(folder)
     processes = children and children(
         folder, resolved(config)
@@ -131,7 +130,7 @@ def run_to_its_end(
 
 
 def _serve(supervisor: "Supervisor", console: "Console") -> None:
-    """Serve the run, show it, keep what is shown, and feed its sinks."""
+    """Serve the run, show and record its progress, and feed its sinks."""
     from functools import partial
 
     from harnessgym.cli.dashboard import Dashboard
@@ -155,9 +154,7 @@ def _serve(supervisor: "Supervisor", console: "Console") -> None:
 
 
 def _told(config: "RunConfig") -> dict[str, Any]:
-    """The settings that sinks are told, which may send them away: without those that hold keys, passwords
-    and addresses.
-    """
+    """The settings for sinks, which may upload them: without those that hold keys, passwords or addresses."""
     secret: Any = {
         "harnesses": {"__all__": {"settings"}},
         "rewards": {"__all__": {"settings"}},
@@ -168,7 +165,7 @@ def _told(config: "RunConfig") -> dict[str, Any]:
 
 
 def _conclude(supervisor: Any, console: "Console") -> dict[str, Any]:
-    """Close the token account, write summary and curve, print the result."""
+    """Write the summary and the curve, and print the result."""
     import json
 
     from harnessgym.run_folder import write_json
@@ -233,7 +230,7 @@ def _print(summary: dict[str, Any], root: Path, console: "Console", store: str) 
 
 
 def _failures(evaluation: dict[str, Any]) -> list[str]:
-    """What infrastructure failures did to the evaluations, a line for each."""
+    """One line per evaluation about its infrastructure failures."""
     lines = []
     for purpose, causes in evaluation["failed_attempts"].items():
         if causes:

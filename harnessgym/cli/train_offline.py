@@ -74,7 +74,7 @@ def register(root: typer.Typer) -> None:
             )
         given = settings_of(settings or [])
         train = load("service", "train-offline")
-        with opened(source) as store, redirect_stdout(sys.stderr):  # TRL prints its progress
+        with opened(source) as store, redirect_stdout(sys.stderr):  # TRL prints on stdout, which may be JSON
             wanted = RolloutFilter(run, purpose, task, harness, "finished", verdict="valid")
             made = train(method, store, selected(store, None, wanted), policy, out, given, min_reward)
         found: dict[str, Any] = {

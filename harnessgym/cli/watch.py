@@ -21,7 +21,7 @@ Exit status: 0 the run has ended or you interrupted; 2 an error."""
 
 _BETWEEN_S = 0.5
 _WHOLE = 1_000
-"""Lines: more than the panel ever has."""
+"""Height in lines, more than the panel ever has."""
 
 
 def register(root: typer.Typer) -> None:
@@ -60,7 +60,7 @@ def _watch(run: Path, console: "Console", *, once: bool) -> None:
         observer = RunObserver(folder, store)
         progress = observer.look()
         if once:
-            if progress.processors:  # what they take shows between two looks
+            if progress.processors:  # CPU use is measured between two looks
                 time.sleep(_BETWEEN_S)
                 progress = observer.look()
             console.print(panel(progress, console.width, _WHOLE))

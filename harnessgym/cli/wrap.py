@@ -92,7 +92,7 @@ def register(root: typer.Typer) -> None:
 
 
 def _show(console: "Console", wrapped: "Wrapped") -> None:
-    """One screen: what was called, what could be trained, where the trace is."""
+    """Print one screen: the calls, what can be trained, where the trace is."""
     from rich.table import Table
 
     from harnessgym.store import TraceStore

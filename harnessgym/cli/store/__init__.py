@@ -1,4 +1,4 @@
-"""`harnessgym store`: make and keep trace databases. One module per command or group."""
+"""`harnessgym store`: creates and maintains trace databases. One module per command or group."""
 
 import typer
 

@@ -1,4 +1,4 @@
-"""`harnessgym store migrate`, `revision` and `vacuum`: commands about a whole database."""
+"""`harnessgym store migrate`, `revision` and `vacuum`: commands on a whole database."""
 
 from typing import Annotated
 

@@ -25,7 +25,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 
 
 def seconds_of(age: str) -> float:
-    """The seconds of an age. Raises `ConfigError` if it is none."""
+    """Parse an age such as `30d` to seconds. Raises `ConfigError` if it is not one."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", age.strip())
     if found is None:
         raise ConfigError(

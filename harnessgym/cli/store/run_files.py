@@ -83,7 +83,7 @@ def register(app: typer.Typer) -> None:
 
 @contextmanager
 def _bar() -> "Iterator[Progress]":
-    """Draws what it is told of progress."""
+    """A progress bar; yields the function that updates it."""
     from harnessgym.cli.traces.printed import progress
 
     with progress() as bars:

@@ -1,6 +1,4 @@
-"""`harnessgym tasks`: look at tasks, check them, try them, write them down for others. One file per
-command.
-"""
+"""`harnessgym tasks`: lists, shows, checks, tries and converts tasks. One file per command."""
 
 import typer
 

@@ -25,7 +25,7 @@ _ALL = 1 << 30
 
 
 def say_remarks(found: "TaskSet", *, every: bool = False) -> None:
-    """On stderr, a line each; only the first few unless `every`."""
+    """Print remarks on stderr, one line each; only the first few unless `every`."""
     from harnessgym.tasks.source import remarks_of
 
     out = notes()

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from harnessgym.validation.task_check import CheckedTask, CheckPlan, Progress
 
 _LINE_S = 15.0
-"""Between two lines where there is no terminal."""
+"""Seconds between two lines without a terminal."""
 
 
 class CheckProgress:
-    """Context manager; call it with the progress as often as you like."""
+    """Context manager that draws progress. It may be called at any rate."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, Progress, TextColumn
@@ -50,7 +50,7 @@ class CheckProgress:
         self._bar.stop()
 
     def __call__(self, progress: "Progress") -> None:
-        """Draw."""
+        """Draw the progress."""
         from rich.markup import escape
 
         facts = said(progress)
@@ -64,7 +64,7 @@ class CheckProgress:
 
 
 def said(progress: "Progress") -> str:
-    """A check at one moment, on one line."""
+    """The progress of a check in one line."""
     eta = "" if progress.eta_s is None else f", {_time(progress.eta_s)} left"
     runs = f"{progress.done:,}/{progress.runs:,} runs"
     return f"{runs}, {progress.finished:,}/{progress.tasks:,} tasks done, {progress.tasks_per_minute:.1f} tasks/min{eta}"
@@ -149,7 +149,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _run(tasks: "Sequence[Task]", book: "Baseline", wanted: "CheckPlan", jobs: int) -> "list[CheckedTask]":
-    """To the end; an interruption loses what is under way and nothing else."""
+    """Check all tasks. An interruption loses only the checks in progress."""
     import asyncio
     import tempfile
 
@@ -169,7 +169,7 @@ def _run(tasks: "Sequence[Task]", book: "Baseline", wanted: "CheckPlan", jobs: i
 
 
 def backend(name: str, folder: Path) -> "SandboxBackend":
-    """A backend that is not open yet. Raises SandboxError if this machine cannot have it."""
+    """A sandbox backend, not opened yet. Raises `SandboxError` if it cannot be used on this machine."""
     from harnessgym.errors import SandboxError
     from harnessgym.registry import load
 
@@ -236,7 +236,7 @@ def _print(checked: "Sequence[CheckedTask]", found: "TaskSet", path: Path) -> No
 
 
 def _cells(checked: "CheckedTask") -> tuple[str, str, str]:
-    """Gold runs rewarded of all, what nothing got, and how many cheats got nothing of all."""
+    """Cells of a row: rewarded gold runs of all, the reward of doing nothing, failed cheats of all."""
     entry = checked.entry
     if entry is None:
         return "", "", ""

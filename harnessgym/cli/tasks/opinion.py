@@ -62,7 +62,7 @@ def register(app: typer.Typer) -> None:
 
 
 async def _asked(task: "Task", folder: Path, sandbox: str) -> "tuple[Grade, Opinion]":
-    """The grade, and what is said beside it."""
+    """The grade and its second opinion."""
     import tempfile
 
     from harnessgym.cli.tasks.check import backend

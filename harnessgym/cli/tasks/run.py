@@ -25,18 +25,18 @@ _LINE = (
 
 
 class Act(Protocol):
-    """Something done in a sandbox."""
+    """An action in a sandbox."""
 
     output: bytes
-    """What it printed."""
+    """Its output."""
 
     async def __call__(self, sandbox: Sandbox) -> None:
-        """Does it. However a command ends, that is no error."""
+        """Run it. A command that fails is not an error."""
         ...
 
 
 class Command:
-    """One command, whose output is shown as it comes."""
+    """One command. Its output is shown as it arrives."""
 
     def __init__(self, words: Sequence[str], timeout_s: float | None, quiet: bool) -> None:
         self.output = b""
@@ -55,7 +55,7 @@ class Command:
 
 
 class Lines:
-    """Lines from the terminal."""
+    """Commands read line by line from the terminal."""
 
     def __init__(self, timeout_s: float | None, read: Callable[[str], str] = input) -> None:
         self.output = b""
@@ -78,6 +78,8 @@ class Lines:
         return None if line.strip() == "exit" else line
 
     async def _run(self, sandbox: Sandbox, line: str) -> None:
+        # Each line runs in a new shell. The shell prints a random mark and its folder last, so that the next
+        # line begins there; output cannot guess the mark.
         mark = secrets.token_hex(8)
         words = ["sh", "-c", _LINE, "sh", self._folder, mark, line]
         shown = _Shown(mark.encode())
@@ -92,14 +94,14 @@ class Lines:
 
 
 class _Shown:
-    """Output on its way to the terminal, but for the last line of stdout, which says where the shell was."""
+    """Shows output on the terminal, except the last line of stdout, which has the shell's folder."""
 
     def __init__(self, mark: bytes) -> None:
         self._mark = mark
         self._held = b""
 
     def __call__(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
-        """Shows all but what could be the beginning of the mark's line."""
+        """Show everything except what may be the beginning of the mark's line."""
         if stream == "stderr":
             _show(stream, data)
             return
@@ -110,7 +112,7 @@ class _Shown:
             self._held = self._held[cut:]
 
     def end(self) -> None:
-        """Shows the rest."""
+        """Show the rest, without the mark's line."""
         rest = self._held.rpartition(b"\n" + self._mark)[0] if self._mark in self._held else self._held
         _show("stdout", rest if not rest or rest.endswith(b"\n") else rest + b"\n")
 
@@ -186,7 +188,7 @@ def register(app: typer.Typer) -> None:
 
 
 async def _judged(task: "Task", sandbox: str, act: "Act | None", *, gold: bool) -> "CheatResult":
-    """What came of it."""
+    """Run the action in the agent's place and grade the result."""
     import tempfile
     from pathlib import Path
 

@@ -35,9 +35,9 @@ SECRET = (
     "step_reward",
     "verifier",
 )
-"""Fields of a task that its agent never sees."""
+"""Fields of a task that the agent never sees."""
 Line = tuple[str, str]
-"""What a thing is called, and its text."""
+"""A label and its text."""
 
 
 def register(app: typer.Typer) -> None:

@@ -70,7 +70,7 @@ def _print_known(as_json: bool) -> None:
 
 
 def _set(name: str) -> dict[str, Any]:
-    """A registered set; one that cannot be read here says why."""
+    """A registered set, or the reason why it cannot be read here."""
     from harnessgym.errors import HarnessGymError
     from harnessgym.registry import REGISTRY
     from harnessgym.tasks.source import task_set

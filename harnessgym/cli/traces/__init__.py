@@ -1,4 +1,4 @@
-"""`harnessgym traces`: look at what was recorded, check it, take it elsewhere. One file per command."""
+"""`harnessgym traces`: shows, verifies and exports recorded traces. One file per command."""
 
 import typer
 

@@ -1,4 +1,4 @@
-"""The tree of a rollout's agents on the screen and as JSON."""
+"""The tree of a rollout's agents, as text and as JSON."""
 
 from dataclasses import asdict
 from typing import Any
@@ -13,8 +13,8 @@ from harnessgym.traces.agent_branches import AgentBranches, Branch, agent_tree, 
 from harnessgym.traces.graph import Graph, GraphEvent
 
 _LEFT_OUT = ("llm_call", "span")
-"""Events that are not drawn: calls stand in branches, and what raw spans tell of agents is an event of its
-own."""
+"""Events that are not drawn: calls are in the branches, and what raw spans say about agents has its own
+events."""
 
 
 def tree_json(graph: Graph, *, events: bool) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def _agent_json(item: AgentBranches, numbers: dict[str, int]) -> dict[str, Any]:
 
 
 def drawn(graph: Graph, *, events: bool) -> Tree:
-    """The tree."""
+    """The tree as a `rich` object."""
     rollout = graph.rollout
     drawing = _Drawing(graph, events=events)
     ended = rollout.stop_reason or rollout.status
@@ -74,7 +74,7 @@ class _Drawing:
         self.start = min((event.t for event in graph.events), default=0.0)
 
     def agent(self, above: Tree, item: AgentBranches) -> None:
-        """An agent, its branches with what happened between their calls, and those it started."""
+        """Add an agent with its branches, its events and the agents it started."""
         agent_id = None if item.agent is None else item.agent.id
         colour = self.labels.colour(agent_id) if item.agent else "dim"
         line = Text(self.labels.name(agent_id), style=f"bold {colour}")
@@ -95,7 +95,7 @@ class _Drawing:
             self.agent(node, child)
 
     def unattributed(self, above: Tree) -> None:
-        """Events that no agent did."""
+        """Add the events that belong to no agent."""
         for event in self.happened:
             if event.agent_id is None:
                 above.add(self._event(event))
@@ -139,7 +139,7 @@ def _attributes(event: GraphEvent) -> str:
 
 
 def _started(item: AgentBranches) -> str | None:
-    """Who or what started an agent, and how that is known."""
+    """What started an agent, and the evidence for it."""
     spawn = item.spawn
     agent = item.agent
     if spawn is not None:
@@ -166,7 +166,7 @@ def _number(count: int, noun: str) -> str:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """Call numbers, runs of them as ranges."""
+    """Call numbers as text, with consecutive ones as ranges."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and parts[-1][-1] == number - 1:

@@ -1,4 +1,4 @@
-"""The calls of a rollout as a table, session by session: the forest they form."""
+"""The calls of a rollout as a table per session, with the call that each continues."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ _COLOURS = (
 
 @dataclass
 class AgentLabels:
-    """Names that are unique in a rollout: of agents with one name, the later ones are numbered."""
+    """Unique names and colours of a rollout's agents. Later agents of the same name are numbered."""
 
     agents: "Sequence[AgentFacts]"
     nameless: str = "agent"
-    """What calls of no known agent are made by."""
+    """Name shown for calls of no known agent."""
     _names: dict[str, str] = field(init=False)
     _colours: dict[str, str] = field(init=False)
 
@@ -48,20 +48,20 @@ class AgentLabels:
             self._colours[agent.id] = _COLOURS[at % len(_COLOURS)]
 
     def name(self, agent_id: str | None) -> str:
-        """Of an agent."""
+        """The name of an agent."""
         return self._names.get(agent_id or "", self.nameless)
 
     def colour(self, agent_id: str | None) -> str:
-        """Of an agent."""
+        """The colour of an agent."""
         return self._colours.get(agent_id or "", _COLOURS[0])
 
 
 EXPECTED_BREAKS = ("sub_agent",)
-"""Classes of calls that begin a conversation of their own: nothing is lost by them."""
+"""Break classes of calls that begin a new conversation on purpose. They lose nothing."""
 
 
 def call_json(call: "CallFacts", numbers: dict[str, int], labels: AgentLabels) -> dict[str, Any]:
-    """A call without its texts."""
+    """A call as JSON values, without its texts."""
     return {
         "number": numbers[call.id],
         "id": call.id,
@@ -83,7 +83,7 @@ def call_json(call: "CallFacts", numbers: dict[str, int], labels: AgentLabels) -
 
 
 def rollout_json(rollout: "RolloutFacts") -> dict[str, Any]:
-    """A rollout."""
+    """A rollout as JSON values."""
     return asdict(rollout)
 
 
@@ -122,7 +122,7 @@ _HEADS = (
 
 
 def print_calls(source: str, rollout: str, as_json: bool) -> None:
-    """The calls of one rollout."""
+    """Print the calls of one rollout."""
     with traced(source, rollout) as found:
         graph = found.graph
     labels = AgentLabels(graph.agents, graph.rollout.harness)

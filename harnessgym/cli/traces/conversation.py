@@ -1,4 +1,4 @@
-"""A rollout as a conversation on the screen."""
+"""Prints a rollout as a conversation."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -24,7 +24,7 @@ _SIDE = ("side", "count")
 def print_conversation(
     source: str, rollout: str, policy: Sequence[str] | None, *, full: bool, as_json: bool
 ) -> None:
-    """One rollout."""
+    """Print one rollout."""
     with traced(source, rollout, policy) as found:
         numbers = {exchange.call.id: at for at, exchange in enumerate(found.transcript.exchanges)}
         labels = AgentLabels(found.transcript.agents, found.facts.harness)
@@ -54,7 +54,7 @@ def _json(found: "TracedRollout", numbers: dict[str, int], labels: AgentLabels) 
 
 
 def _head(found: "TracedRollout") -> Text:
-    """What became of the rollout."""
+    """The head: the rollout and its result."""
     facts = found.facts
     ended = facts.status if facts.stop_reason is None else f"{facts.status}: {facts.stop_reason}"
     line = Text(f"Rollout {facts.id}", style="bold")
@@ -86,7 +86,7 @@ class _Printer:
         self.full = full
 
     def exchange(self, item: "Exchange") -> None:
-        """A heading, the break if there is one, what was added, what was answered."""
+        """Print a call: heading, break if any, new messages, answer."""
         call = item.call
         self.out.print()
         self.out.print(heading(call, self.numbers, self.labels), soft_wrap=True)

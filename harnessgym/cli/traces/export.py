@@ -97,6 +97,6 @@ def register(app: typer.Typer) -> None:
 
 
 def _counted(rollouts: list[str], bars: "Progress") -> Iterator[str]:
-    """The same, on a bar."""
+    """Yield the items and show a progress bar."""
     found: Iterable[str] = bars.track(rollouts, description="rollouts")
     yield from found

@@ -1,4 +1,4 @@
-"""Which rollouts a command is about: those named, or those that meet filters."""
+"""Selects the rollouts of a command: the named ones, or those that match filters."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,8 +30,9 @@ MaxReward = Annotated[float | None, typer.Option(help="Only with at most this re
 def selected(
     store: "TraceStore", rollouts: "list[str] | None", wanted: "RolloutFilter | None" = None
 ) -> list[str]:
-    """The named ones, else all that are wanted, oldest first. Raises `StoreError` for an unknown one, or
-    an unknown run.
+    """Ids of the named rollouts, else of all that match, oldest first.
+
+    Raises `StoreError` for an unknown rollout or run.
     """
     from harnessgym.store.listing import RolloutFilter, newest_rollouts
 
@@ -43,9 +44,7 @@ def selected(
 
 
 def of_known_run(store: "TraceStore", wanted: "RolloutFilter") -> "RolloutFilter":
-    """The same with the run's whole id. Raises `StoreError` unless exactly one run begins like the one
-    that was given.
-    """
+    """The filter with the run's full id. Raises `StoreError` unless exactly one run has the given prefix."""
     from dataclasses import replace
 
     from harnessgym.store.run_file import run_of

@@ -1,5 +1,6 @@
-"""What commands print: for people through `rich`, for programs as JSON. Piped output has no colours and is
-not cut to a width.
+"""Output of commands: for people through `rich`, for programs as JSON.
+
+Piped output has no colours and is not cut to a width.
 """
 
 import json
@@ -14,14 +15,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _PIPED_WIDTH = 400
-"""Columns where there is no terminal to cut for."""
+"""Columns of piped output."""
 _BRIEF = 400
-"""Characters of a text that is shown in part."""
+"""Most characters of a shortened text."""
 _BRIEF_LINES = 8
 
 
 def console() -> "Console":
-    """Stdout."""
+    """A console on stdout."""
     from rich.console import Console
 
     piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
@@ -29,14 +30,14 @@ def console() -> "Console":
 
 
 def notes() -> "Console":
-    """Stderr: what is no part of the answer."""
+    """A console on stderr, for what is not part of the result."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def progress() -> "Progress":
-    """A bar on stderr that goes when it is done, and is not drawn where that is no terminal."""
+    """A progress bar on stderr that disappears at the end. Not drawn without a terminal."""
     from rich.progress import Progress
 
     stderr = notes()
@@ -44,12 +45,12 @@ def progress() -> "Progress":
 
 
 def print_json(value: Any) -> None:
-    """One JSON value on stdout. Records become objects with their fields' names."""
+    """Print one JSON value on stdout. Dataclasses become objects with their fields' names."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n")
 
 
 def plain_table(*heads: str, right: tuple[str, ...] = (), title: str | None = None) -> "Table":
-    """A table without lines, whose columns `right` hold numbers."""
+    """A table without lines. Columns in `right` are right-aligned for numbers."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
@@ -61,7 +62,7 @@ def plain_table(*heads: str, right: tuple[str, ...] = (), title: str | None = No
 
 
 def brief(text: str, *, full: bool = False) -> str:
-    """The beginning of a text, and how much is left."""
+    """The beginning of a text and how much is left."""
     if full:
         return text
     lines = text.split("\n")
@@ -71,7 +72,7 @@ def brief(text: str, *, full: bool = False) -> str:
 
 
 def one_line(text: str, length: int = 60) -> str:
-    """A text on one line of at most so many characters."""
+    """A text on one line of at most `length` characters."""
     flat = " ".join(text.split())
     return flat if len(flat) <= length else f"{flat[: length - 1]}…"
 

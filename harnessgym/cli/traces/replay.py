@@ -67,7 +67,7 @@ def register(app: typer.Typer) -> None:
 
 @dataclass(frozen=True)
 class _Replayed:
-    """What became of one rollout."""
+    """The result of replaying one rollout."""
 
     report: "ReplayReport"
     rewards: "list[Rescored]"
@@ -92,7 +92,7 @@ class _Replayed:
         return {**of, "calls": self.report.calls, "skipped": self.report.skipped, "rewards": rewards}
 
     def result(self) -> str:
-        """In a few words."""
+        """The result in a few words."""
         if any(call.problem for call in self.report.calls):
             return f"differs at call {self.report.calls[-1].ordinal}"
         if self.report.skipped:

@@ -63,7 +63,7 @@ def register(app: typer.Typer) -> None:
 
 
 def print_newest(source: str, limit: int, as_json: bool, wanted: "RolloutFilter | None" = None) -> None:
-    """The newest rollouts of those that are wanted."""
+    """Print the newest rollouts that match."""
     from harnessgym.cli.traces.filters import of_known_run
     from harnessgym.cli.traces.printed import console, notes, plain_table, print_json
     from harnessgym.cli.traces.source import opened

@@ -1,4 +1,4 @@
-"""From what a command is given to a store and a rollout in it."""
+"""Finds the store and the rollout that a command's arguments name."""
 
 import difflib
 from collections.abc import Iterator, Sequence
@@ -32,9 +32,9 @@ _LATEST = "latest"
 
 
 def store_url(source: str, *, new: bool = False) -> str:
-    """The database URL of a run folder, a database file, or a URL.
+    """The database URL of a run folder, a database file or a URL.
 
-    Raises `StoreError` if there is no such folder or file, unless it may be `new`: made by the command.
+    Raises `StoreError` if there is no such folder or file, unless the command may create it (`new`).
     """
     if "://" in source:
         return source
@@ -49,7 +49,7 @@ def store_url(source: str, *, new: bool = False) -> str:
 
 
 def import_url(target: str) -> str:
-    """The database URL that runs may be read into; nothing need be there yet.
+    """The database URL of an import's target, which need not exist yet.
 
     Raises `ConfigError` for the folder of a run.
     """
@@ -71,10 +71,10 @@ def _nothing_at(path: Path) -> str:
 
 @contextmanager
 def opened(source: str) -> "Iterator[TraceStore]":
-    """The store of a source. Raises `StoreError` if there is none, if it is no database, or if its schema is
-    another.
+    """Open the store of a source.
 
-    Raises `ConfigError` if it is the folder of a run that its database does not hold.
+    Raises `StoreError` if there is none, if it is not a database, or if its schema differs. Raises
+    `ConfigError` if it is a run folder whose database does not hold the run.
     """
     from harnessgym.run_folder import RunFolder
     from harnessgym.run_identity import read_identity, run_of
@@ -89,7 +89,7 @@ def opened(source: str) -> "Iterator[TraceStore]":
 
 @contextmanager
 def traced(source: str, rollout: str, policy: Sequence[str] | None = None) -> "Iterator[TracedRollout]":
-    """One rollout of a source."""
+    """Open one rollout of a source."""
     from harnessgym.traces.completions import Languages
     from harnessgym.traces.export import TracedRollout
 
@@ -98,7 +98,7 @@ def traced(source: str, rollout: str, policy: Sequence[str] | None = None) -> "I
 
 
 def find(store: "TraceStore", rollout: str) -> str:
-    """The id of a rollout. Raises `StoreError` unless exactly one begins like this."""
+    """The id of a rollout by its prefix. Raises `StoreError` unless exactly one matches."""
     from harnessgym.store.listing import newest_rollouts, rollouts_beginning
 
     if rollout == _LATEST:

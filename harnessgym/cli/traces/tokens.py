@@ -74,7 +74,7 @@ def _kept(row: "TokenRow", sampled: bool) -> "TokenRow":
 
 
 def _print(rows: "list[TokenRow]") -> None:
-    """Plain lines: a row may have a million."""
+    """Print plain lines, because a row may have a million tokens."""
     if not rows:
         typer.echo("The rollout has no training row: nothing that it sampled is trained.")
     for row in rows:
