@@ -44,6 +44,7 @@ def load_config(model: type[M], path: Path | None, overrides: Sequence[str] = ()
             raise ConfigError(f"{path} cannot be read: {error.strerror}. Give a TOML or JSON file.") from None
         except ValueError as error:
             raise ConfigError(f"{path} cannot be read: {error}.") from None
+    # `_set` changes `raw` in place.
     in_file = copy.deepcopy(raw)
     for dotted, text in _pairs(overrides):
         _set(raw, dotted.split("."), parse_value(text), dotted)

@@ -87,6 +87,7 @@ def unpacked(text: str) -> dict[str, bytes]:
 def _archive(files: Mapping[str, bytes], executable: Collection[str]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        # Sorted, without times and owners: equal files give equal archives.
         for name in sorted(files):
             entry = tarfile.TarInfo(name)
             entry.size = len(files[name])

@@ -104,6 +104,7 @@ class Heartbeat:
     """The process's own end. It beats from a thread until the process ends."""
 
     def __init__(self, channel: socket.socket) -> None:
+        # Non-blocking: a full socket buffer must not stop the process.
         self._channel = channel
         self._channel.setblocking(False)
         self._alive: Callable[[], bool] = always

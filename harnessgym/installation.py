@@ -64,6 +64,7 @@ def _mark(step: InstallStep, folder: Path) -> Path:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
+    # A flock ends with its process, so a killed installation leaves no stale lock.
     lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

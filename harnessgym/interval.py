@@ -36,6 +36,7 @@ def mean_with_interval(values: Sequence[float], seed: int = 0) -> Interval:
     mean = sum(values) / len(values)
     if len(values) < 2:
         return Interval(mean, None, None)
+    # A fixed seed: the same results must print the same interval.
     draw = random.Random(seed)
     means = sorted(sum(draw.choices(values, k=len(values))) / len(values) for _ in range(_RESAMPLES))
     return Interval(mean, means[int(0.025 * _RESAMPLES)], means[int(0.975 * _RESAMPLES) - 1])

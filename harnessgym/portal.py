@@ -28,6 +28,7 @@ class Portal:
 
     def __enter__(self) -> Self:
         self._portal = self._stack.enter_context(start_blocking_portal())
+        # Before any other call, so that no thread of the default executor exists.
         self.call(_use_own_threads)
         return self
 

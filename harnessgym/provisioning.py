@@ -29,6 +29,7 @@ def make_harness(section: HarnessSection, capabilities: AbstractSet[Capability] 
     settings = section.settings
     fields = factory.settings.model_fields
     if Capability.IMAGE in capabilities and "inside" in fields and "inside" not in settings:
+        # In an image the agent is at a fixed place; a folder of this machine would not exist there.
         settings = ({"folder": INSIDE} if "folder" in fields else {}) | settings | {"inside": True}
     harness: Harness = factory(validate(factory.settings, settings, f"harness {section.name!r}"))
     return harness

@@ -232,6 +232,7 @@ def load(kind: Kind, name: str) -> Any:
     except ModuleNotFoundError as error:
         raise ConfigError(f"{what}: {_missing(module, error)}") from error
     except Exception as error:  # the module may be anybody's code
+        # An error in our own code is a bug and keeps its traceback.
         if module.split(".")[0] in _EXTRAS and not isinstance(error, ImportError):
             raise
         raise ConfigError(f"{what}: {failed_import(error, module)}") from error

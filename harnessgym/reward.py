@@ -199,7 +199,9 @@ class RewardWeights:
         return RewardRow(rollout_id, "rollout", rollout_id, TOTAL, value, "weights", detail)
 
     def tampered(self, rollout_id: str) -> RewardRow:
-        """The reward of a tampered rollout: 0. Training lowers it to its group's least reward, if less."""
+        """The reward of a tampered rollout: 0, or its group's least reward if that is less."""
+        # Penalties may bring honest sums below 0, and tampering must not pay: whoever reads a group lowers
+        # this to the group's least sum.
         return RewardRow(
             rollout_id, "rollout", rollout_id, TOTAL, 0.0, "weights", "The workspace was tampered with."
         )

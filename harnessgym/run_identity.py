@@ -105,6 +105,7 @@ def enter_run(
     """
     fresh = RunIdentity(new_id(), name, time.time(), str(folder.root), in_store=False)
     identity = read_identity(folder) or fresh
+    # First the folder, then the database: a kill in between leaves an id that the next start completes.
     _write(folder, identity)
 
     def enter(conn: Connection) -> list[RunRow]:

@@ -328,6 +328,7 @@ def _claim(folder: RunFolder, settings: CampaignSettings, tasks: Sequence[Task])
         if recorded is None
         else [name for name in sorted({*asked, *recorded}) if asked.get(name) != recorded.get(name)]
     )
+    # Compared before the claim, so that a refused command leaves a running campaign's folder as it is.
     if changed and recorded is not None:
         told = "; ".join(f"{name} was {recorded.get(name)!r} and is {asked.get(name)!r}" for name in changed)
         raise ConfigError(
@@ -367,5 +368,6 @@ def _take_up(conn: Connection, run_id: str, upstream: WrapUpstream) -> None:
 
 def _seed(seed: int, task: str, slot: int) -> int:
     """31 bits that depend only on the campaign's seed, the task and the slot."""
+    # Not from the attempt or the time: a retried rollout samples with the same seed.
     digest = hashlib.blake2b(f"{seed} {task} {slot}".encode(), digest_size=4).digest()
     return int.from_bytes(digest) >> 1

@@ -21,50 +21,49 @@ from harnessgym.validation.baseline import fitness
 
 
 class CampaignSettings(EngineTimeouts):
-    """What is run, and how."""
+    """Settings of a campaign."""
 
     folder: Path
-    """Where everything goes."""
+    """Folder for all output."""
     tasks: str | None = None
-    """A registered task set, `module:Class`, or a file or folder; None runs only what is submitted over
-    HTTP."""
+    """A registered task set, `module:Class`, or a file or folder. None runs only what comes over HTTP."""
     split: Split | Literal["all"] = "all"
     task: tuple[str, ...] = ()
-    """Only these, by id or by how it ends behind a slash; empty is all."""
+    """Only these tasks, by id or by the end of the id after a slash. Empty means all."""
     unfit: bool = False
-    """Whether tasks that failed `harnessgym tasks check` are run all the same."""
+    """Whether to run tasks that failed `harnessgym tasks check`."""
     limit: int | None = Field(None, gt=0)
-    """Only so many tasks, the first ones."""
+    """Run only this many tasks, the first ones."""
     harness: str = "command"
     """Registered harness, or `module:Class`."""
     harness_settings: dict[str, Any] = Field(default_factory=dict)
     sandbox: str = "bubblewrap"
     samples: int = Field(1, gt=0)
-    """Rollouts of each task."""
+    """Rollouts per task."""
     seed: int = 0
     at_once: int = Field(8, gt=0)
     """Harnesses that run at one time."""
     upstream: str | None = None
-    """What answers; see `wrapping.upstream.KINDS`."""
+    """What answers the calls; see `wrapping.upstream.KINDS`."""
     policy: Path | None = None
-    """Model folder, where the upstream does not tell it."""
+    """Model folder, if the upstream does not report it."""
     model: str = "policy"
     """Model name that harnesses see."""
     temperature: float = Field(1.0, ge=0)
     max_tokens: int = Field(4_096, gt=0)
-    """New tokens per call at most."""
+    """Most new tokens per call."""
     max_length: int | None = None
-    """Prompt and completion of a call together; the engine's own limit if not given."""
+    """Most tokens of prompt and completion together; the engine's limit if not given."""
     timeout_s: float | None = Field(None, gt=0)
-    """Seconds that a harness may run, instead of the task's own limit."""
+    """Seconds that a harness may run, in place of the task's own limit."""
     retries: int = Field(2, ge=0)
-    """Further attempts at a rollout that fails for reasons that are not the agent's."""
+    """Retries of a rollout that fails for reasons other than the agent."""
     serve: str = ""
     """`HOST:PORT` of the HTTP endpoints; empty serves none."""
     second_opinion: bool = False
     """Whether what is rewarded with 1 is also compared with the solution; no reward depends on it."""
     session: SessionOptions = SessionOptions(constraints="prompt")
-    """How the proxy treats calls; who answers follows from the upstream."""
+    """How the proxy treats calls. Its `upstream` and `replay` are set by the campaign's upstream."""
 
 
 def chosen_tasks(settings: CampaignSettings) -> tuple[list[Task], list[str]]:

@@ -96,6 +96,8 @@ def _fleet(folder: "RunFolder", config: "RunConfig") -> "Processes":
         raise ConfigError(
             f"Running on a cluster needs {error.name}: pip install 'harnessgym-rl[ray]'."
         ) from error
+    # The namespace follows from the folder, so that a restarted supervisor finds the actors of the killed
+    # one.
     namespace = f"harnessgym-{hashlib.blake2b(str(folder.root).encode(), digest_size=8).hexdigest()}"
     ground = RayGround(config.cluster, namespace)
     hear_interruptions()  # again, because Ray installs its own handlers

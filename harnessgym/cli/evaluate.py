@@ -199,6 +199,7 @@ def _with_run(path: Path, given: dict[str, Any]) -> dict[str, Any]:
     config = load_config(RunConfig, path).beside(path)
     look_in(*config.code)
     said = as_in_run(config, own.pop("harness", None), lambda line: typer.echo(line, err=True))
+    # Merged key by key, so that one `--set` does not drop the run's other harness settings.
     own["harness_settings"] = said["harness_settings"] | own.get("harness_settings", {})
     return said | own
 

@@ -191,6 +191,7 @@ def _run(campaign: "BatchRollout") -> dict[str, Any]:
     from harnessgym.cli.rollout_table import RolloutTable
 
     console = Console(stderr=True)
+    # Claimed before logging starts: a refused command must not write to the log of a running campaign.
     campaign.claim()
     campaign.folder.logs.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(

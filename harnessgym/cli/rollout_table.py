@@ -23,6 +23,7 @@ class RolloutTable(LiveView):
     def __call__(self, progress: BatchProgress) -> None:
         """Draw if it is time."""
         finished = 0 < progress.total <= progress.done
+        # The finished state is drawn at once, and only once.
         if self._over or (time.monotonic() < self._next and not finished):
             return
         self._over = finished

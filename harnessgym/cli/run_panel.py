@@ -201,6 +201,7 @@ def _process_rows(progress: RunProgress) -> Iterable[tuple[str, float | None, st
 
 def _stages(progress: RunProgress, wide: bool) -> tuple[RenderableType, int]:
     """The pipeline: running and waiting rollouts by stage."""
+    # A narrow terminal has no room for the bars.
     heads = (
         ["stage", "running", "of", "", "waiting", "mean"]
         if wide

@@ -111,6 +111,7 @@ def _compare(
         task = bar.add_task("", total=None)
 
         def observe(arm: str, step: int) -> None:
+            # Each seed of a variant begins again at step 1.
             if step == 1:
                 bar.update(task, description=arm, total=config.trainer.steps)
             bar.update(task, completed=step)

@@ -147,6 +147,7 @@ def _serve(supervisor: "Supervisor", console: "Console") -> None:
     dashboard = Dashboard(console, Journal(folder.observed_path).kept(observer.look))
     place = SinkPlace(folder.root, supervisor.run_id, config.name, config.metrics.project, _told(config))
     sinks = {name: load("sink", name) for name in config.metrics.sinks}
+    # The sinks end before the dashboard closes, so that their last messages appear above the panel.
     with dashboard, feeding(sinks, place, dashboard.say):
         supervisor.notify = dashboard.say
         supervisor.serve(dashboard)
@@ -155,6 +156,7 @@ def _serve(supervisor: "Supervisor", console: "Console") -> None:
 
 def _told(config: "RunConfig") -> dict[str, Any]:
     """The settings for sinks, which may upload them: without those that hold keys, passwords or addresses."""
+    # Settings of harnesses and rewards may hold API keys; the store's URL may hold a password.
     secret: Any = {
         "harnesses": {"__all__": {"settings"}},
         "rewards": {"__all__": {"settings"}},

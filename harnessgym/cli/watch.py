@@ -65,6 +65,7 @@ def _watch(run: Path, console: "Console", *, once: bool) -> None:
                 progress = observer.look()
             console.print(panel(progress, console.width, _WHOLE))
             return
+        # This loop draws each look itself, so it needs no rate limit.
         with Dashboard(console, observer.look) as dashboard:
             dashboard.draw(progress)
             while progress.status not in ("done", "failed"):

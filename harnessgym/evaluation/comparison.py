@@ -128,6 +128,7 @@ def compare(before: Sequence[RolloutState], after: Sequence[RolloutState]) -> Co
 
 def compare_rewards(before: Mapping[str, float], after: Mapping[str, float], asked: set[str]) -> Comparison:
     """Compare mean rewards by task. `asked` holds all tasks that were run."""
+    # Only tasks graded on both sides: a task that one policy could not be graded on must not shift the mean.
     common = sorted(before.keys() & after.keys())
     gains = [after[task] - before[task] for task in common]
     better = sum(gain > _EQUAL for gain in gains)

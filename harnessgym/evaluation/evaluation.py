@@ -85,6 +85,8 @@ class Evaluation:
         `say` gets messages, and `watch` makes the observer of each campaign's progress. Raises
         `HarnessGymError` if it cannot continue, or if no rollout of a policy could be graded.
         """
+        # All exports come first: a run that is still training removes old versions while others are
+        # evaluated.
         for number, policy in enumerate(
             self.policies
         ):  # all first: a run that goes on removes its old versions
@@ -168,6 +170,7 @@ class Evaluation:
             raise ConfigError(f"{root} holds something else already. Give another --folder.")
         found = [find_policy(named) for named in self.settings.policies]
         for policy in found:
+            # Upstreams are looked up before the folder is claimed, so that a typo leaves no folder behind.
             if policy.kind == "upstream":
                 find_upstream(policy.where, self.settings.campaign.policy, self.settings.campaign.max_length)
         claim_folder(self.folder)

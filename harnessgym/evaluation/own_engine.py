@@ -73,6 +73,7 @@ async def own_engine(
             "threads": threads,
         }
         try:
+            # This process holds the listener, so requests queue while the engine loads or restarts.
             children.start(ChildSpec(_NAME, "engine", settings, (listener.fileno(),)))
             engine = OwnEngine(url_of(listener), children)
             await engine.ready()

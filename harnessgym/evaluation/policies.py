@@ -57,6 +57,7 @@ def find_policy(named: str, policy: str = "") -> NamedPolicy:
     if _ADDRESS.match(named):
         return NamedPolicy(named=named, kind="upstream", where=named)
     before, at, number = named.rpartition("@")
+    # A folder may itself be named `x@12`: an existing path is never split.
     asked = int(number) if at and number.isdecimal() and not Path(named).exists() else None
     path = Path(named if asked is None else before).resolve()
     if not path.is_dir():

@@ -166,6 +166,8 @@ def feeding(
     finally:
         for feed in feeds:
             feed.end()
+        # All are asked to end first and share one deadline, so that several hanging sinks cost no more than
+        # one.
         deadline = time.monotonic() + end_s
         for feed in feeds:
             if not feed.join(max(0.0, deadline - time.monotonic())):

@@ -29,6 +29,7 @@ class Processors:
             now = time.monotonic()
             seen[process] = (now, used)
             before = self._last.get(process)
+            # Keyed by pid and start time, so a restarted process does not inherit its predecessor's seconds.
             shares[name] = None if before is None else (used - before[1]) / max(now - before[0], 1e-9)
         self._last = seen
         return shares

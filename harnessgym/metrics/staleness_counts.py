@@ -31,6 +31,7 @@ class StalenessCounts:
         for entry in entries:
             step = self._steps.get(entry.step)
             if step is None or step.version != entry.version:
+                # A new version of a known step means that the trainer resumed earlier: later steps are void.
                 self._steps = {number: kept for number, kept in self._steps.items() if number < entry.step}
                 step = self._steps[entry.step] = _Step(entry.version, entry.id)
             step.tokens[entry.max_staleness] += entry.tokens

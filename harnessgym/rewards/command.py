@@ -50,6 +50,7 @@ class CommandReward:
     async def score(self, record: RewardContext) -> Sequence[Score]:
         """The printed scores. Raises `RewardError` if the command fails or prints no score."""
         assert record.sandbox is not None
+        # Written after the harness ended, so it cannot replace the reward's own files.
         for path, text in self._settings.files.items():
             await record.sandbox.write(path, text.encode())
         result = await record.sandbox.exec(self._settings.argv, timeout_s=self._settings.timeout_s)

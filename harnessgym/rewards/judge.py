@@ -96,6 +96,7 @@ class Judge:
     async def _ask(self, record: RewardContext, prompt: str) -> str:
         """Send the prompt to the judge in its own session, which is always sealed."""
         assert record.control is not None
+        # A session of its own: the rollout's session is sealed by now, and its limits must not apply.
         worker = await self._worker(record.control)
         rule = SideCallRule(kind="side", name=_JUDGE, model=_JUDGE)
         session = await record.control.open_session(
@@ -139,6 +140,7 @@ class Judge:
         """
         lines = [line for line in answer.splitlines() if line.strip(" `")]
         found = _GRADE.findall(lines[-1] if lines else "")
+        # The grade must be on the last line: the agent's text may contain a line that looks like a grade.
         try:
             said = json.loads(found[-1])
             grade = float(said["grade"])

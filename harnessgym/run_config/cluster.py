@@ -6,19 +6,19 @@ from harnessgym.config import Config
 
 
 class Need(Config):
-    """What Ray must have free on a machine for one process of a kind."""
+    """Resources that Ray must have free on a machine for one process of a kind."""
 
     cpus: float = Field(1.0, ge=0)
-    """Processors."""
+    """CPU cores."""
     gpus: float = Field(0.0, ge=0)
-    """GPUs; the process sees only its own."""
+    """GPUs. The process sees only its own."""
     memory_mb: int = Field(0, ge=0)
-    """Memory that Ray counts as taken. It bounds nothing."""
+    """Memory that Ray counts as used. It is not a limit."""
     resources: dict[str, float] = Field(default_factory=dict)
-    """Other resources of Ray's, as named in `ray start --resources`: they say which machines will do."""
+    """Other Ray resources, as named in `ray start --resources`. They select machines."""
 
     def times(self, processes: int) -> "Need":
-        """That of so many of them on one machine."""
+        """The resources of several processes on one machine."""
         more = {name: getattr(self, name) * processes for name in ("cpus", "gpus", "memory_mb")}
         return self.model_copy(update=more)
 
@@ -32,21 +32,20 @@ class ClusterSection(Config):
     """Nodes at the start; `harnessgym cluster nodes` changes that later. Each runs up to
     `node.max_running` harnesses."""
     spread: bool = True
-    """Whether processes are spread over machines as evenly as may be; otherwise Ray fills one machine
-    after another."""
+    """Whether to spread processes evenly over machines. Otherwise Ray fills one machine after another."""
     silent_s: float = Field(20.0, ge=1)
-    """A place that has not answered for so long is given up. It has ended its process by then: after half
-    of this without a question from the supervisor."""
+    """A process slot that has not answered for this long is given up. By then it has ended its process, which
+    it does after half this time without a request from the supervisor."""
     wait_s: float = Field(120.0, gt=0)
-    """How long the start waits for places for all processes."""
+    """Seconds that the start waits for slots for all processes."""
     proxy: Need = Need()
-    """Of the proxy."""
+    """Resources of the proxy."""
     engine: Need = Need()
-    """Of each of the `engine.workers` engines."""
+    """Resources of each of the `engine.workers` engines."""
     agent: Need = Need(cpus=0)
-    """Of the weight agent of each outside engine."""
+    """Resources of the weight agent of each outside engine."""
     node: Need = Need()
-    """Of each node, harnesses included."""
+    """Resources of each node, including its harnesses."""
     trainer: Need = Need()
-    """Of each of the trainer's `trainer.processes`; they share a machine. `resources` are those of all of
-    them."""
+    """Resources of each of the trainer's `trainer.processes`, which share a machine. `resources` counts for
+    all of them together."""

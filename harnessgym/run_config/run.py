@@ -1,4 +1,4 @@
-"""What `harnessgym train run.toml` and `harnessgym cluster run.toml` read, one section per part of a run."""
+"""The configuration of `harnessgym train` and `harnessgym cluster`, one section per part of a run."""
 
 import re
 from pathlib import Path
@@ -20,11 +20,11 @@ Weight = Annotated[float, Field(allow_inf_nan=False)]
 
 
 _WEIGH_CHANNELS = ("gdpo", "m_grpo")
-"""Advantages that weigh the channels of rewards themselves."""
+"""Advantage estimators with their own weights for reward channels."""
 
 
 class PolicySection(Config):
-    """What is trained."""
+    """The policy to train."""
 
     name: str = "policy"
     """Name of the policy in the store, and the model name harnesses see."""
@@ -33,10 +33,10 @@ class PolicySection(Config):
 
 
 class FurtherPolicySection(PolicySection):
-    """One more policy that the run trains, from the same rollouts: another agent's."""
+    """A further policy, of another agent, trained from the same rollouts."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Name of the policy in the store, and the model name by which harnesses ask for it."""
+    """Name of the policy in the store, and the model name that harnesses request."""
     workers: int = Field(1, ge=0)
     """Embedded engine processes that serve it."""
     update: dict[str, Any] = Field(default_factory=dict)
@@ -44,19 +44,18 @@ class FurtherPolicySection(PolicySection):
 
 
 class TasksSection(Config):
-    """What it is trained on."""
+    """The tasks to train on."""
 
     set: str
     """Task set: a registered name, `module:Class`, or a file or folder of tasks."""
     unfit: bool = False
-    """Whether tasks that failed `harnessgym tasks check` are trained on all the same."""
+    """Whether to train on tasks that failed `harnessgym tasks check`."""
     weight: float = Field(1.0, allow_inf_nan=False)
-    """How much the grader's reward counts in what is trained on, where rewards that the run adds count
-    too."""
+    """Weight of the grader's reward in the trained reward, if the run's own rewards have weights too."""
 
 
 class HarnessSection(Config):
-    """One black-box agent. Rollouts of a group are spread over all harnesses of a run in turn."""
+    """One black-box agent. The rollouts of a group are spread over a run's harnesses in turn."""
 
     name: str
     """Name in the store."""
@@ -72,16 +71,16 @@ class RewardSection(Config):
     type: str
     """Registered reward, or `module:Class`."""
     name: str = ""
-    """Who the store says gave it; the type if not given."""
+    """Name of the reward in the store; the type if not given."""
     weight: Weight | dict[str, Weight] = 0.0
-    """How much it counts in what is trained on, beside the grader's reward; negative for a penalty. 0: it
-    is only stored. A reward that gives a rollout several channels has a table of weights, by channel."""
+    """Weight in the trained reward, beside the grader's reward; negative for a penalty. 0: it is only stored.
+    A reward with several channels has a table of weights by channel."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of that type."""
 
     @property
     def weighs(self) -> bool:
-        """Whether it counts in what is trained on."""
+        """Whether it counts in the trained reward."""
         return any(self.weight.values()) if isinstance(self.weight, dict) else self.weight != 0
 
 
@@ -91,13 +90,11 @@ class SandboxSection(Config):
     backend: str = "bubblewrap"
     """Registered sandbox backend, or `module:Class`."""
     fallback: str | None = "process"
-    """Backend to use, with a warning, where the first one is missing; empty refuses instead."""
+    """Backend to use, with a warning, if the first one is missing. Empty refuses to run instead."""
 
 
 class SamplingSection(Config):
-    """How training rollouts are sampled. The policy gradient needs the whole distribution: no top-p or
-    top-k here.
-    """
+    """Sampling of training rollouts. No top-p or top-k: the policy gradient needs the whole distribution."""
 
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature."""
@@ -109,81 +106,81 @@ class NodeSection(Config):
     """How rollouts are run."""
 
     max_running: int = Field(16, gt=0)
-    """Harnesses that run at one time: what the engines are kept busy with."""
+    """Harnesses that run at one time. They keep the engines busy."""
     prepare_at_once: int = Field(4, gt=0)
-    """Sandboxes that are made and furnished at one time."""
+    """Sandboxes that are opened and set up at one time."""
     prepared_ahead: int = Field(4, ge=0)
-    """Rollouts beyond `max_running` that are prepared and then wait for one of its places."""
+    """Rollouts beyond `max_running` that are prepared and wait for a free place."""
     reconstruct_at_once: int = Field(2, gt=0)
     """Rollouts whose tokens are read back at one time."""
     evaluate_at_once: int = Field(4, gt=0)
     """Rollouts that are graded at one time."""
     evaluate_waiting: int = Field(32, ge=0)
-    """Rollouts that may wait for a grader; while there are more, no new ones are begun."""
+    """Rollouts that may wait for a grader. While more wait, no new ones begin."""
     memory_reserve_mb: int = Field(256, ge=0)
-    """Memory of this machine that is left free: below, no new sandbox is opened."""
+    """Memory of this machine to keep free. With less, no new sandbox is opened."""
     memory_share: float = Field(0.1, ge=0, le=1)
-    """Part of a task's `limits.memory_mb` that must be free before its sandbox is opened; few use all they
-    may."""
+    """Share of a task's `limits.memory_mb` that must be free before its sandbox is opened. Few tasks use all
+    of it."""
     disk_reserve_mb: int = Field(256, ge=0)
-    """Disk of the workspaces that is left free, but never more than a tenth of it: below, no new sandbox
-    is opened."""
+    """Space to keep free on the disk of the workspaces, at most a tenth of it. With less, no new sandbox is
+    opened."""
     serve: str = ""
-    """`HOST:PORT` where rollouts can be submitted, watched and fetched over HTTP; empty serves nothing.
-    The address that was taken and the key are in the run folder's `endpoints.json`."""
+    """`HOST:PORT` where rollouts can be submitted, watched and fetched over HTTP; empty serves nothing. The
+    actual address and the key are in the run folder's `endpoints.json`."""
     second_opinion: bool = False
     """Whether what is rewarded with 1 is also compared with the task's solution, on inputs that the tests
     do not have. What is found is kept with the evidence of the grade; no reward depends on it."""
     lease_s: float = Field(20.0, gt=0)
-    """A rollout whose node has been silent this long is run again."""
+    """A rollout whose node has been silent for this long is retried."""
     max_attempts: int = Field(3, gt=0)
-    """Attempts at a rollout that infrastructure errors end, before its slot is given up."""
+    """Attempts at a rollout that may end with infrastructure errors before its slot is given up."""
     abort_after_failures: int = Field(24, gt=0)
-    """Infrastructure errors in a row, without one success, that end the run: something is wrong with all
-    of them."""
+    """Infrastructure errors in a row without a success that end the run, because they have a common cause."""
 
     @property
     def in_flight(self) -> int:
-        """Rollouts that may be claimed and not ended at one time, in all stages and their queues."""
+        """Rollouts that may be claimed and unfinished at one time, in all stages and their queues."""
         return self.max_running + self.prepared_ahead + self.evaluate_at_once + self.evaluate_waiting
 
 
 class OutsideEngine(Config):
-    """An engine that others start and end; the run keeps it on the newest policy version
-    (docs/weights-engines.md).
+    """An engine that the run does not start or end, but keeps on the newest policy version.
+
+    See docs/weights-engines.md.
     """
 
     kind: Literal["vllm", "sglang"]
-    """What it is."""
+    """Kind of engine."""
     policy: str = ""
     """Name of the policy that it serves; the first one if not given."""
     url: str = Field(pattern="^https?://[^/@]+(/[^@]*)?$")
-    """Where its HTTP API is: `http://host:port`. Whoever reaches its development routes can replace its
+    """URL of its HTTP API: `http://host:port`. Anyone who can reach its development routes can replace its
     weights."""
 
     @property
     def name(self) -> str:
-        """Its name, which follows from where it is: `vllm-host-port`."""
+        """Its name, derived from its URL: `vllm-host-port`."""
         return f"{self.kind}-{re.sub('[^A-Za-z0-9.]+', '-', self.url.partition('://')[2]).strip('-')}"
 
 
 class EngineSection(EngineTimeouts):
-    """What samples: embedded engines, which the run starts, and engines that are other programs."""
+    """The engines: embedded ones, which the run starts, and outside ones, which are other programs."""
 
     workers: int = Field(2, ge=0)
-    """Embedded engine processes; of the first policy, where there are several."""
+    """Embedded engine processes of the first policy."""
     outside: tuple[OutsideEngine, ...] = ()
-    """Engines that serve a policy already, `[[engine.outside]]` each. Only these are used with `workers =
-    0`."""
+    """Engines that already serve a policy, one `[[engine.outside]]` each. With `workers = 0` only these are
+    used."""
     max_batch: int = Field(32, gt=0)
     """Sequences that one embedded engine decodes together."""
     max_length: int = Field(1024, gt=0)
     """Longest prompt plus completion, in tokens."""
     updates_at_once: int = Field(1, gt=0)
-    """How many workers may be out of service for a weight update at one time."""
+    """Workers that may be out of service for a weight update at one time."""
     drain_s: float = Field(0.5, ge=0)
-    """How long a worker's calls in flight may finish on the old weights; then they go on under the new
-    ones."""
+    """Seconds in which a worker's calls in flight may finish on the old weights. Then they continue on the
+    new ones."""
 
     @model_validator(mode="after")
     def _differ(self) -> "EngineSection":
@@ -196,19 +193,19 @@ class EngineSection(EngineTimeouts):
 
 
 class EvaluationSection(Config):
-    """What is measured on held-out tasks before and after training."""
+    """Evaluation on held-out tasks before and after training."""
 
     tasks: int = Field(200, ge=0)
     """Held-out tasks; 0 skips evaluation."""
 
 
 class MetricsSection(Config):
-    """Where the numbers of a run go besides its folder. May be changed when a run is taken up again."""
+    """Where the metrics of a run go besides its folder. May change when a run is resumed."""
 
     sinks: tuple[str, ...] = ()
     """Registered sinks, or `module:Class`, e.g. ["tensorboard"]."""
     project: str = Field("harnessgym", min_length=1)
-    """Project that W&B and Trackio file the run under."""
+    """Project of the run in W&B and Trackio."""
 
 
 class StoreSection(Config):
@@ -221,7 +218,7 @@ class StoreSection(Config):
 
 
 class SupervisorSection(Config):
-    """How failures of processes are met."""
+    """How the supervisor handles failing processes."""
 
     max_restarts: int = Field(5, ge=0)
     """Restarts of one process within a minute before the run is given up."""
@@ -231,8 +228,8 @@ class SupervisorSection(Config):
     """A process that has sent no heartbeat for so many seconds was stopped or hangs: it is killed and
     started again. One that works long at one thing sends heartbeats meanwhile."""
     stall_s: float = Field(120.0, gt=0)
-    """After so many seconds without a finished rollout or a step, say who waits for whom, and again as
-    long as it lasts."""
+    """After this many seconds without a finished rollout or a step, report what waits for what, and repeat it
+    while that lasts."""
 
 
 class RunConfig(Config):
@@ -241,24 +238,24 @@ class RunConfig(Config):
     name: str
     """Name of the run."""
     seed: int = 0
-    """Seeds task order, sampling and the trainer."""
+    """Seed of task order, sampling and the trainer."""
     code: tuple[str, ...] = ()
-    """Folders with modules of your own that `module:Class` names refer to, relative to this file. The
-    file's own folder and the working folder are searched in any case."""
+    """Folders with your own modules for `module:Class` names, relative to this file. The file's folder and
+    the working folder are always searched."""
     policy: PolicySection
     policies: tuple[FurtherPolicySection, ...] = ()
-    """Besides the first. A call whose `model` is the name of one of these is its own; every other call is
-    the first's."""
+    """Further policies. A call whose `model` names one of them goes to it; every other call goes to the first
+    policy."""
     tasks: TasksSection
     harnesses: tuple[HarnessSection, ...] = Field(min_length=1)
-    """The agents whose model is trained, `[[harnesses]]` each."""
+    """The agents whose model is trained, one `[[harnesses]]` each."""
     rewards: tuple[RewardSection, ...] = ()
-    """Besides the grader's, in order; see `harnessgym.reward`."""
+    """Rewards besides the grader's, in order; see `harnessgym.reward`."""
     sandbox: SandboxSection = SandboxSection()
     sampling: SamplingSection = SamplingSection()
     session: SessionOptions = SessionOptions()
     faults: FaultsSection = FaultsSection()
-    """What is made to go wrong inside sandboxes, on purpose; see `harnessgym.faults`."""
+    """Faults to inject into sandboxes; see `harnessgym.faults`."""
     node: NodeSection = NodeSection()
     engine: EngineSection = EngineSection()
     generate: GenerateSection = GenerateSection()
@@ -327,9 +324,7 @@ class RunConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _dapo(cls, given: Any) -> Any:
-        """What the selector of that name stands for, unless it is given; what contradicts it is refused
-        below.
-        """
+        """Fill in the filter that the selector `dapo` implies. Contradictions are refused below."""
         sections = [given.get(name, {}) for name in ("generate", "filter")] if isinstance(given, dict) else []
         if (
             not sections
@@ -369,9 +364,7 @@ class RunConfig(Config):
         return self
 
     def beside(self, file: Path) -> Self:
-        """The run with the folders in `code` as the file at that path means them, that file's own folder
-        among them.
-        """
+        """The run with the folders in `code` resolved relative to `file`, and the file's own folder added."""
         folder = file.resolve().parent
         return self.model_copy(
             update={"code": tuple(str((folder / each).resolve()) for each in (*self.code, "."))}
@@ -379,14 +372,12 @@ class RunConfig(Config):
 
     @property
     def weighed(self) -> bool:
-        """Whether what is trained on is a sum of the grader's reward and others, or another multiple of
-        it.
-        """
+        """Whether the trained reward is a weighted sum, not just the grader's reward."""
         return self.tasks.weight != 1 or any(section.weighs for section in self.rewards)
 
     @property
     def replayed(self) -> int:
-        """Places of a batch that may go to groups which were trained before."""
+        """Places of a batch that replayed groups may take."""
         return int(self.replay.reuse_share * self.trainer.groups_per_step) if self.replay.reuse else 0
 
     @property
@@ -396,12 +387,12 @@ class RunConfig(Config):
 
     @property
     def engine_policies(self) -> tuple[str, ...]:
-        """By number of the engine process: the name of the policy that it serves."""
+        """Name of the policy that each engine process serves, by its number."""
         others = (each.name for each in self.policies for _ in range(each.workers))
         return (self.policy.name,) * self.engine.workers + tuple(others)
 
     def of_policy(self, name: str) -> Self:
-        """The run as the trainer of one policy sees it. Raises `ConfigError` if there is no such policy."""
+        """The configuration for the trainer of one policy. Raises `ConfigError` for an unknown policy."""
         if name in ("", self.policy.name):
             return self
         found = next((each for each in self.policies if each.name == name), None)

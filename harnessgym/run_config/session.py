@@ -1,4 +1,4 @@
-"""What a session is opened with besides its sampling and limits."""
+"""Options of a session besides its sampling and limits."""
 
 from typing import Literal
 
@@ -11,21 +11,20 @@ class SessionOptions(Config):
     """How the proxy treats the calls of one session."""
 
     side_calls: tuple[SideCallRule, ...] = ()
-    """Which calls are not the policy acting. The first rule that a call meets names its kind."""
+    """Rules for calls in which the policy does not act. The first matching rule decides a call's kind."""
     constraints: Literal["refuse", "prompt"] = "refuse"
-    """What becomes of a call that demands JSON or a tool call, which the policy's sampling cannot be
-    forced to give without changing the distribution it is trained on. refuse: the provider's own error for
-    a feature a model lacks. prompt: the demand is put into the system text, and whatever the policy
-    answers is returned. That at most one tool be called is never refused, because harnesses ask for it by
-    default; it too is put in words under `prompt`."""
+    """How to treat a call that demands JSON or a tool call. Sampling cannot be forced to give one without
+    changing the distribution that is trained on. refuse: return the provider's error for a feature that a
+    model lacks. prompt: put the demand into the system text and return whatever the policy answers. A demand
+    for at most one tool call is never refused, because harnesses make it by default; `prompt` puts it into
+    words too."""
     upstream: str | None = None
-    """Who answers: a worker, or any of a kind. None: the policy's engines, never an outside model.
-    `parked`: whoever answers through the control routes."""
+    """Who answers: a worker, or any worker of a kind. None: the policy's engines, never an outside model.
+    `parked`: a client of the control routes."""
     replay: str | None = None
-    """A rollout, or one session of it, whose recorded answers are given instead of new ones."""
+    """A rollout, or one session of it, whose recorded answers are replayed."""
     contracts: tuple[Contract, ...] = ()
-    """What the session must not do; see `harnessgym.traces.contracts`. Once one of those that can be
-    judged from its calls and their tool calls is broken, or the next call would break it, there is no next
-    call."""
+    """What the session must not do; see `harnessgym.traces.contracts`. Once a contract that can be checked
+    from calls and their tool calls is broken, or the next call would break it, further calls are refused."""
     answer_timeout_s: float = 600.0
-    """How long a parked call waits for its answer."""
+    """Seconds that a parked call waits for its answer."""

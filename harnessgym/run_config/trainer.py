@@ -23,29 +23,26 @@ PROJECTIONS: tuple[Projection, ...] = (
 
 
 class LoraSection(Config):
-    """Low-rank adapters in place of the weights (LoRA, arXiv 2106.09685): W + alpha / rank · B A, where A
-    and B are trained.
-    """
+    """Low-rank adapters (LoRA, arXiv 2106.09685): W + alpha / rank · B A, where only A and B are trained."""
 
     rank: int = Field(0, ge=0)
     """Inner dimension of A and B; 0 trains all weights."""
     alpha: float = Field(32.0, gt=0)
-    """What adapters add counts alpha / rank."""
+    """The adapters' output is scaled by alpha / rank."""
     targets: Literal["all-linear"] | tuple[Projection, ...] = "all-linear"
     """Layers that get adapters, by their Hugging Face names. all-linear: all of q_proj, k_proj, v_proj,
     o_proj, gate_proj, up_proj, down_proj; never embeddings or the vocabulary's projection."""
     dropout: float = 0.0
-    """Must be 0: what a rollout's tokens are compared with is the policy that sampled them, and engines
-    drop nothing."""
+    """Must be 0: training compares tokens with the policy that sampled them, and engines use no dropout."""
 
     @property
     def on(self) -> bool:
-        """Whether adapters are trained, and nothing else."""
+        """Whether only adapters are trained."""
         return self.rank > 0
 
     @property
     def layers(self) -> tuple[Projection, ...]:
-        """The targets one by one, in the order of the model."""
+        """The target layers in the order of the model."""
         return tuple(name for name in PROJECTIONS if self.targets == "all-linear" or name in self.targets)
 
     @field_validator("targets")
@@ -75,12 +72,12 @@ class LoraSection(Config):
 
 
 PERIODIC: dict[str, Any] = {"max_staleness": 0, "when_stale": "drop", "stream": True}
-"""Settings of the trainer that periodic training is made of: with η = 0 nothing is given up, and no order
-waited for."""
+"""Trainer settings that make up periodic training. With η = 0, `drop` gives up nothing and only means that
+no order is kept."""
 
 
 def _settings_of(model: str) -> Any:
-    """A table that is checked by a model of another package, for `harnessgym.setting_tree` to list."""
+    """A table that another package's model checks. `harnessgym.setting_tree` lists its settings."""
     return Field(default_factory=dict, json_schema_extra={"settings": model})
 
 
@@ -88,16 +85,16 @@ class PublishSection(Config):
     """How the trainer publishes policy versions."""
 
     kind: Literal["delta", "full"] = "delta"
-    """`delta` writes what changed since the version before, where that is smaller; `full` writes every
-    tensor every time."""
+    """`delta` writes only what changed since the previous version, if that is smaller. `full` always writes
+    every tensor."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Type that weights are rounded to; as they are trained if not given. A step changes few bfloat16
-    weights, but nearly every float32 one, so deltas of those are rarely worth writing."""
+    """Type that weights are rounded to. Defaults to the type they are trained in. A step changes few bfloat16
+    weights but nearly every float32 one, so float32 deltas are rarely worthwhile."""
     full_every: int = Field(16, gt=0)
-    """A full version after so many, at the latest."""
+    """At least every this many versions is a full one."""
     keep: int = Field(8, ge=0)
-    """Newest versions that stay on disk, besides those that a worker serves and those that they build on;
-    0 keeps all. Newest by number, and by steps along the surviving chain."""
+    """Number of newest versions to keep on disk, besides those that a worker serves and those that they build
+    on. 0 keeps all. Newest by number, and by steps along the surviving chain."""
 
 
 class TrainerSection(Config):
@@ -106,50 +103,49 @@ class TrainerSection(Config):
     algorithm: str = "grpo"
     """Registered algorithm, or `module:function`."""
     steps: int = Field(24, gt=0)
-    """Batches to train on; each makes one policy version."""
+    """Batches to train on. Each makes one policy version."""
     groups_per_step: int = Field(8, gt=0)
     """Groups in a batch."""
     group_size: int = Field(8, gt=0)
-    """Rollouts of one task in a group. 1 is enough for ppo, which compares with what its critic expects."""
+    """Rollouts in a group, all of one task. 1 is enough for ppo, which compares with its critic."""
     max_staleness: int = Field(1, ge=0)
     """η: how many versions old a token may be when it is trained. 0 is synchronous training."""
     when_stale: WhenStale = "wait"
-    """wait: batches keep the order of submission, and slow groups are waited for. drop: whatever is
-    complete is taken, oldest first, and what gets older than η is given up. requeue: likewise, and its
-    tasks are submitted again before others."""
+    """wait: batches keep the order of submission and wait for slow groups. drop: take complete groups, oldest
+    first, and give up groups older than η. requeue: likewise, but submit their tasks again before others."""
     over_launch: float | None = Field(None, ge=1)
-    """How many batches' worth of groups stand at one time, whatever η; η + 1 if not given. A step takes
-    the first that are complete; rollouts that have not ended go on under later versions, before others
-    (APRIL, arXiv 2509.18521)."""
+    """Batches' worth of groups that may be outstanding at one time, whatever η; η + 1 if not given. A step
+    takes the first complete groups. Unfinished rollouts continue first under later versions (APRIL, arXiv
+    2509.18521)."""
     periodic: bool = False
-    """Strictly on-policy, and streamed: the version that a step starts from samples every rollout of its
-    batch, and gradients accumulate as groups complete, in whatever order (Periodic Asynchrony, arXiv
+    """Strictly on-policy and streamed: the version that a step starts from samples every rollout of its
+    batch, and gradients accumulate as groups complete, in any order (Periodic Asynchrony, arXiv
     2511.18871)."""
     min_group: int = Field(2, ge=2)
     """Graded rollouts that a group must have left when attempts of the others are used up; with fewer it
     is given up. All of them, where a group has fewer."""
     stream: bool = False
-    """Whether gradients of a batch accumulate group by group as these complete, instead of when the last
-    one has. Equal up to rounding."""
+    """Whether gradients accumulate group by group as groups complete, instead of after the last one. Equal up
+    to rounding."""
     processes: int = Field(1, gt=0)
-    """Processes that train together on one machine, each with a shard of the policy (FSDP2). Changes
-    rounding, nothing else."""
+    """Processes that train together on one machine, each with a shard of the policy (FSDP2). Changes only
+    rounding."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where weights and gradients are. cuda: each process takes the GPU of its rank."""
+    """Device of weights and gradients. cuda: each process uses the GPU of its rank."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What matrix products of forward and backward passes are computed in. bfloat16: by torch's autocast;
-    weights, optimizer, norms, the residual stream, log-probabilities and losses stay float32."""
+    """Type of matrix products in forward and backward passes. bfloat16: by torch's autocast; weights,
+    optimizer, norms, the residual stream, log-probabilities and losses stay float32."""
     lora: LoraSection = LoraSection()
-    """Adapters that are trained in place of the weights; off without a rank."""
+    """Adapters to train in place of the weights; off without a rank."""
     checkpoints: Literal["lazy", "blocking"] = "lazy"
-    """lazy: written and published by a thread, from copies, while the trainer gathers and computes the
-    next step."""
+    """lazy: a thread writes and publishes copies while the trainer works on the next step. blocking: the
+    trainer waits until they are written."""
     advantage: str = "grpo"
     """Advantage estimator; docs/algorithms.md has them all."""
     advantage_settings: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the estimator, where it has any."""
+    """Settings of the estimator, if it has any."""
     reward_shuffle: bool = False
-    """Control experiment: permute rewards among all rollouts of a batch, so that they teach nothing."""
+    """Control experiment: permute rewards among all rollouts of a batch, so that they carry no signal."""
     publish: PublishSection = PublishSection()
     """How policy versions are written."""
     update: dict[str, Any] = _settings_of("trainers.update_settings:UpdateSettings")
@@ -167,7 +163,7 @@ class TrainerSection(Config):
     @model_validator(mode="before")
     @classmethod
     def _periodic(cls, given: Any) -> Any:
-        """What periodic training is made of, unless it is given; what contradicts it is refused below."""
+        """Fill in the settings of periodic training that are not given. Contradictions are refused below."""
         return PERIODIC | given if isinstance(given, dict) and given.get("periodic") else given
 
     @model_validator(mode="after")

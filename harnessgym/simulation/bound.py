@@ -164,6 +164,7 @@ def _engines(config: SimulationConfig, decoding: float, environment_s: float) ->
         calls = min((work.environments - rate * environment_s) / engines.workers, engines.max_batch)
         return calls <= 0 or rate * decoding > engines.workers * decoding_rate(engines, calls)
 
+    # 60 halvings reach the precision of a float.
     low, high = 0.0, engines.workers * decoding_rate(engines, engines.max_batch) / decoding
     for _ in range(60):
         middle = (low + high) / 2

@@ -77,6 +77,7 @@ class Draws:
         return left.pop()
 
     def _rng(self, kind: int, place: int = 0) -> np.random.Generator:
+        # One generator per kind and block: drawing more of one kind does not shift the others.
         return np.random.default_rng([self._config.seed, kind, place])
 
     def _block(self, number: int) -> "_Block":

@@ -145,6 +145,8 @@ class SimulatedFleet:
             worker.start(now)
             self._waiting.add(len(worker.waiting) - waited)
             self._busy.add(int(idle and bool(worker.running)))
+        # A new call only slows the others down, so an event that is already scheduled may come too early.
+        # `_wake` then finds nothing finished and schedules the next one.
         if (due := worker.due(now)) < worker.wake_at:
             worker.wake_at = due
             self._clock.after(due - now, self._wake, worker, due)
@@ -171,6 +173,7 @@ class SimulatedFleet:
         """Take the running calls out of a worker and record their tokens."""
         before = worker.load
         taken = worker.take_back(self._clock.now)
+        # Makes the scheduled event void: `_wake` compares its time with this.
         worker.wake_at = float("inf")
         for call, tokens in taken:
             self._sampled(call, tokens, worker)

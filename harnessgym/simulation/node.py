@@ -121,6 +121,7 @@ class SimulatedNode:
             self._cancel(member)
         self.open -= 1
         self.unfinished -= len(left)
+        # The freed places are filled only after every member is cancelled, or a queued one would start.
         self._begin()
         self._grade()
         if not self.open:
@@ -201,6 +202,7 @@ class SimulatedNode:
         if rollout.group.stopped:
             return
         self._graders.add(-1)
+        # The grader is free whatever follows, so the next rollout gets it first.
         self._grade()
         if self._draws.failures.random() < self._config.failures.rollout:
             self._again(rollout)

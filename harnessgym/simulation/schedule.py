@@ -75,6 +75,7 @@ def update_s(config: SimulationConfig, draws: Draws, drain_s: float) -> float:
     workers = range(config.engines.workers)
     if config.updates.mode != "rolling":
         return max(draws.install_s() + draws.transfer_s() for _ in workers)
+    # f leases as a heap of the times at which each is free: a worker takes the earliest.
     leases = [0.0] * min(config.leases, config.engines.workers)
     for _ in workers:
         heapq.heapreplace(leases, leases[0] + draws.transfer_s() + drain_s + draws.install_s())

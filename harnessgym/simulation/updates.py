@@ -98,6 +98,7 @@ class Updates:
         """Note a worker's death: its lease expires after its time to live, and no one waits for it."""
         worker.life += 1
         _, lease = self._updating.pop(worker.number, (0, ""))
+        # A dead agent cannot give its lease back. It blocks others until it expires, as in the store.
         if lease:
             self._leases.renew(lease, self._holder(worker), self._clock.now, self._options.lease_ttl_s)
             self._clock.after(self._options.lease_ttl_s, self._ask_again)
@@ -154,6 +155,7 @@ class Updates:
     def _install(self, worker: SimulatedWorker, life: int) -> None:
         if worker.life != life:
             return
+        # The drain ends either by time or by the last call. The new life makes the other event void.
         worker.life += 1
         self._fleet.suspend(worker)
         seconds = self._draws.install_s() + (0.0 if self._mode == "rolling" else self._draws.transfer_s())

@@ -102,6 +102,7 @@ class SimulatedWorker:
             # A cache of other weights is useless: after an update the whole context is prefilled again.
             known = call.cached == (self.number, self.version)
             call.start = self._sum + cost * (call.read if known else call.read + call.context + call.sampled)
+            # The counter breaks ties in order of arrival and keeps the heap from comparing calls.
             self._order += 1
             heapq.heappush(self.running, (call.start + call.wanted - call.sampled, self._order, call))
 

@@ -123,6 +123,7 @@ def _chosen(
     if named and wanted != RolloutFilter():
         raise ConfigError("Name rollouts or give filters, not both.")
     if not named and wanted == RolloutFilter():
+        # Without a filter it would be the whole store, which nobody should freeze or thaw by accident.
         raise ConfigError(
             "Say which rollouts: name them, or give a filter, e.g. `--run latest` for all of the newest run."
         )

@@ -54,6 +54,7 @@ class CheckProgress:
         from rich.markup import escape
 
         facts = said(progress)
+        # Rich would read brackets in a task's id as markup.
         doing = escape(progress.doing[: max(20, self._console.width - 80)])
         self._bar.update(
             self._shown, total=progress.runs, completed=progress.done, facts=facts, description=doing

@@ -105,6 +105,7 @@ class _Shown:
         if stream == "stderr":
             _show(stream, data)
             return
+        # The mark may arrive in two pieces. Its line begins with a newline, so the last line is held back.
         self._held += data
         cut = self._held.rfind(b"\n", 0, max(0, len(self._held) - 1))
         if self._mark not in self._held and cut > 0:

@@ -127,6 +127,6 @@ class _Printer:
     def _indented(self, text: Text) -> None:
         if self.out.is_terminal:
             self.out.print(Padding(text, _INDENT, expand=False))
-        else:  # lines are as long as they are
+        else:  # piped: long lines are not wrapped
             for line in text.split("\n", allow_blank=True):
                 self.out.print(Text("  ").append_text(line), soft_wrap=True)

@@ -72,6 +72,7 @@ def register(app: typer.Typer) -> None:
         from harnessgym.traces.completions import Languages
         from harnessgym.traces.export import export
 
+        # An unknown format is refused before the store is opened.
         load("export", format)
         with opened(source) as store:
             wanted = RolloutFilter(

@@ -40,6 +40,7 @@ def selected(
         return list(dict.fromkeys(find(store, name) for name in rollouts))
     asked = of_known_run(store, wanted or RolloutFilter())
     found = store.read(lambda conn: newest_rollouts(conn, -1, asked))
+    # The store lists the newest first.
     return [row.id for row in reversed(found)]
 
 

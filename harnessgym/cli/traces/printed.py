@@ -25,6 +25,7 @@ def console() -> "Console":
     """A console on stdout."""
     from rich.console import Console
 
+    # Without a terminal rich would wrap tables at 80 columns and cut ids that scripts read.
     piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return Console(width=_PIPED_WIDTH if piped else None, highlight=False)
 

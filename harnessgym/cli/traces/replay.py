@@ -93,6 +93,7 @@ class _Replayed:
 
     def result(self) -> str:
         """The result in a few words."""
+        # The replay stops at the first difference, so that is the last call.
         if any(call.problem for call in self.report.calls):
             return f"differs at call {self.report.calls[-1].ordinal}"
         if self.report.skipped:

@@ -81,6 +81,7 @@ def opened(source: str) -> "Iterator[TraceStore]":
     from harnessgym.store import TraceStore
 
     with TraceStore.open(store_url(source)) as store:
+        # A database that was emptied or replaced is refused here, or its rows would pass for this run's.
         folder = RunFolder(Path(source))
         if folder.root.is_dir() and read_identity(folder) is not None:
             store.read(lambda conn: run_of(conn, folder))

@@ -80,6 +80,7 @@ def _print_table(found: "Answered") -> None:
 
     from harnessgym.cli.traces.printed import console, plain_table
 
+    # As `Text`: values come from harnesses and may look like rich markup.
     table = plain_table()
     for at, name in enumerate(found.columns):
         numbers = all(row[at] is None or isinstance(row[at], int | float) for row in found.rows)

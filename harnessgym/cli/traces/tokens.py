@@ -89,6 +89,8 @@ def _print(rows: "list[TokenRow]") -> None:
 def _line(line: "TokenLine") -> str:
     import numpy as np
 
+    # `repr` shows newlines and control characters as escapes. float32, because that is what is stored: more
+    # digits would be noise.
     text = "" if line.text is None else repr(line.text)[1:-1]
     logprob, version = (
         (str(np.float32(line.logprob)), str(line.version)) if line.call is not None or line.mask else ("", "")
