@@ -174,6 +174,7 @@ class HarnessEnv(gymnasium.Env[str, str]):
 
     def __del__(self) -> None:
         """Close an environment that was not closed."""
+        # The constructor may have raised before `_open` existed, and errors in `__del__` help nobody.
         if getattr(self, "_open", None) is not None:
             with contextlib.suppress(Exception):
                 self.close()
@@ -190,6 +191,7 @@ class HarnessEnv(gymnasium.Env[str, str]):
                 folder.resolve(), self._harness, self._harness_settings, self._sandbox, self._policy
             )
             self._desk = stack.enter_context(self._portal.enter(opening))
+            # Only now does the environment own them: if opening fails halfway, the stack has closed the rest.
             self._open, self._pid = stack.pop_all(), os.getpid()
 
     def _chosen(self, options: dict[str, Any]) -> Task:

@@ -87,6 +87,7 @@ def fit(said: str, most: int, missing: int = 0) -> str:
         clean = _LOST.format(missing) + clean
     if len(clean) <= most:
         return clean
+    # The mark is measured with the largest number it can hold, so the result is never too long.
     room = most - len(_MARK.format(len(clean)))
     if room < 2:
         return clean[:most]

@@ -19,6 +19,7 @@ class Need(Config):
 
     def times(self, processes: int) -> "Need":
         """The resources of several processes on one machine."""
+        # `resources` name a machine, not an amount, so they are not multiplied.
         more = {name: getattr(self, name) * processes for name in ("cpus", "gpus", "memory_mb")}
         return self.model_copy(update=more)
 

@@ -332,6 +332,7 @@ class RunConfig(Config):
             or sections[0].get("selector") != DAPO
         ):
             return given
+        # A given value wins here and is refused below, with a message that names both settings.
         return given | {"filter": {"zero_signal": "refill"} | sections[1]}
 
     @model_validator(mode="after")
@@ -399,6 +400,7 @@ class RunConfig(Config):
         if found is None:
             known = ", ".join(each.name for each in self.all_policies)
             raise ConfigError(f"The run has no policy {name!r}. It has: {known}.")
+        # Key by key: a further policy names only the update settings that differ.
         trainer = self.trainer.model_copy(update={"update": self.trainer.update | found.update})
         return self.model_copy(
             update={"policy": PolicySection(name=found.name, path=found.path), "trainer": trainer}
