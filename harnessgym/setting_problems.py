@@ -11,6 +11,9 @@ from harnessgym.setting_tree import known_at, suggestion, without_tags
 
 _LONGEST = 80
 """Most characters of a value that are shown."""
+_PLAIN_TYPES = frozenset({"string_type", "int_type", "float_type", "bool_type"})
+_TABLE_TYPES = frozenset({"model_type", "model_attributes_type", "dict_type", "is_instance_of"})
+"""Pydantic's names of errors about a value that is not of such a type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +83,9 @@ def _of_another_kind(model: type[BaseModel], error: Any, errors: Sequence[Any]) 
     rivals = [each["loc"] for each in errors if without_tags(model, each["loc"])[: len(clean)] == clean]
     if any(len(without_tags(model, each)) > len(clean) for each in rivals):
         return True
-    return len(rivals) > 1 and error["type"] in (
-        "model_type",
-        "model_attributes_type",
-        "dict_type",
-        "is_instance_of",
-    )
+    if isinstance(error["input"], dict):
+        return len(rivals) > 1 and error["type"] in _PLAIN_TYPES
+    return len(rivals) > 1 and error["type"] in _TABLE_TYPES
 
 
 def _inner(value: Any) -> list[str]:

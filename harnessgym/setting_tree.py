@@ -90,10 +90,16 @@ def without_tags(model: type[BaseModel], location: Sequence[str | int]) -> tuple
 
 
 def _is_tag(part: str, field: FieldInfo) -> bool:
-    names = {each.__name__ for each in get_args(field.annotation) if isinstance(each, type)}
-    return part in names or part.startswith(
+    return part in _type_names(field.annotation) or part.startswith(
         ("literal[", "tuple[", "dict[", "list[", "function-", "constrained-")
     )
+
+
+def _type_names(annotation: Any) -> set[str]:
+    """The names of the types in an annotation, those of a tuple's items included."""
+    inner = get_args(annotation)
+    own = {annotation.__name__} if isinstance(annotation, type) and not inner else set[str]()
+    return own.union(*map(_type_names, inner))
 
 
 def _first_leaf(path: Sequence[str], value: Any) -> list[str]:

@@ -115,7 +115,9 @@ async def test_an_outside_model_becomes_a_worker_that_no_policy_call_reaches(
 async def test_a_judge_that_is_not_there_is_named(make_world: MakeWorld, language: PolicyLanguage) -> None:
     async with make_world(upstreams={"w0": said(language, "Hello!")}, worker_wait_s=0.2) as world:
         record = await talked(world)
-        with pytest.raises(RewardError, match=r"'judge' of rollout .* was refused: .*No teacher worker"):
+        with pytest.raises(
+            RewardError, match=r"'judge' failed\. The judge teacher was refused: .*No teacher worker"
+        ):
             await score_all(judge(), record)
 
 

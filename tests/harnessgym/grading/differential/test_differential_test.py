@@ -263,7 +263,7 @@ async def test_without_anything_to_compare_there_is_no_opinion(ask):
     assert "no Python file" in (await ask(script, {"run.sh": "x"})).why
     assert "no solution" in (await ask(replace(script, solution=None), {"run.sh": "x"})).why
     failing = replace(script, solution=Solution(run=(("sh", "-c", "echo no >&2; exit 3"),)))
-    assert "failed: no" in (await ask(failing, {"run.sh": "x"})).why
+    assert "failed: exit status 3: no" in (await ask(failing, {"run.sh": "x"})).why
 
 
 async def test_annotations_give_inputs_where_nothing_calls_a_function(ask):
