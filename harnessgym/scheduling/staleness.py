@@ -1,10 +1,19 @@
-"""The only definition of staleness, shared by trainer, token accounting, verification and simulator.
+"""The only definition of staleness. Trainer, token accounting, verification and simulator use it.
 
-A token's staleness is (the version being trained) - (the version that sampled it). A batch's is the maximum
-over its trained tokens. The version being trained is the one the step starts from, and one version is one
-consumed batch. Training that resumes from an earlier version orphans the later ones, and their numbers are
-never used again. So staleness subtracts places along the surviving chain, and a token sampled by an orphaned
-version counts from the version where the orphaned part forked off.
+The staleness of a token is (the version being trained) - (the version that sampled it); the staleness of a
+batch is the maximum over its trained tokens. The version being trained is the one the step starts from, and
+one version is one consumed batch. Training that continues from an earlier version orphans the later ones,
+whose numbers are never used again. Staleness therefore subtracts positions along the surviving chain, and
+tokens sampled by an orphaned version count from the version it forked from.
+
+The bound (η, `trainer.max_staleness`) is enforced elsewhere, in two places, and checked afterwards in a third:
+
+- `harnessgym.scheduling.admission`: a group is submitted only if it will be consumed in time. The node's
+  planner, `harnessgym.rollout.plan`, asks it.
+- `harnessgym.scheduling.consumption`: a batch takes no group that is too stale. `trainers.batch_collector`
+  asks it, and gives up the groups that it drops.
+- `harnessgym.traces.verification.ledger`: `harnessgym traces verify` recomputes the staleness of every trained
+  token from the store.
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,12 @@
-"""Calls and their token segments.
+"""Calls and their token segments: everything that is recorded about one model call.
 
-The life of a call: `intend` writes a row before the engine is called. `finish` adds tokens and outcome; it is
-committed before the harness can act on the answer. `observe` then records the delivery. An intent that never
-finishes marks its rollout as incomplete.
+A call has two halves. `CallIntent` is written by `intend` before the engine is asked: the prompt's hash and
+length, the sampling, the session. `CallOutcome` is written by `finish` before the harness can act: the
+sampled tokens with log-probabilities and policy versions, and how the call ended. `set_status` then records
+the delivery as it is observed. An intent that never finished marks its rollout incomplete.
+
+`proxies.recorder` writes these records; the columns are declared in `harnessgym.store.tables`, and request
+bodies are stored by `harnessgym.store.bodies`.
 """
 
 import time
