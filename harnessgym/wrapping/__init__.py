@@ -1,4 +1,4 @@
-"""`harnessgym wrap`: any command, with the proxy where it expects its provider."""
+"""`harnessgym wrap`: runs any command with the proxy in place of its model provider."""
 
 from harnessgym.wrapping.wrap import Wrapped, WrapSettings, wrap
 

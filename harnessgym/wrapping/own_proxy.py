@@ -1,6 +1,4 @@
-"""A proxy of one's own: a child process that answers from one upstream, beside a command or a node that
-needs it.
-"""
+"""A private proxy: a child process that serves one upstream to one command or node."""
 
 import secrets
 from collections.abc import Iterator
@@ -27,7 +25,7 @@ _RESTARTS = 5
 
 @dataclass(frozen=True, slots=True)
 class RunningProxy:
-    """A proxy that runs."""
+    """The addresses and keys of a running proxy."""
 
     url: str
     control_url: str
@@ -36,30 +34,31 @@ class RunningProxy:
     run_id: str
     log: Path
     socket_dir: Path
-    """Folder that holds its socket, for sandboxes without a network."""
+    """Folder with the proxy's Unix socket, for sandboxes without a network."""
     outside: str | None = None
-    """Kind of the outside model that answers, if one does."""
+    """Kind of the outside model that answers; None if an engine answers."""
     replay: str | None = None
-    """What is replayed, if something is."""
+    """The rollout or session that is replayed; None if nothing is replayed."""
 
 
 class OwnProxy:
-    """The child process, as long as the context of `own_proxy` is open."""
+    """The proxy's child process while the context of `own_proxy` is open."""
 
     def __init__(self, address: RunningProxy, children: Children) -> None:
         self.address = address
         self._children = children
 
     def check(self) -> None:
-        """Raises `HarnessGymError` with its last words if it has ended."""
+        """Raises `HarnessGymError` with the end of the log if the proxy has exited."""
         if self._children.exited():
             raise HarnessGymError(
                 f"The proxy ended: {self._children.last_words('proxy')} Its log: {self.address.log}."
             )
 
     def revive(self) -> None:
-        """Start it again if it has ended or hangs: connections wait meanwhile. Raises `HarnessGymError` if
-        that goes on.
+        """Restart the proxy if it has exited or hangs; connections wait meanwhile.
+
+        Raises `HarnessGymError` once it has used up its restarts.
         """
         self._children.revive()
 
@@ -71,14 +70,18 @@ def add_run(
     config: dict[str, Any] | None = None,
     run_id: str | None = None,
 ) -> str:
-    """A run with one worker; what that serves, unless it says otherwise, is version 0."""
+    """Add a run with one worker and policy version 0, and return the run's id.
+
+    Tokens that the worker does not label belong to version 0.
+    """
     values = {"upstream": upstream.address, "kind": upstream.kind, "policy": str(upstream.policy)} | (
         config or {}
     )
     run_id = runs.add(conn, name, values, version("harnessgym-rl"), "training", run_id)
     served = PolicyVersion(0, None, "full", upstream.address, 0, "", 0, committed=True, orphaned=False)
     policies.publish(conn, policies.register(conn, run_id, "policy"), served)
-    if upstream.kind != "replay":  # which every proxy has
+    # Every proxy has a replay upstream built in, so only the other kinds need a worker row.
+    if upstream.kind != "replay":
         workers.upsert(
             conn, WorkerRow(f"{run_id}-upstream", run_id, upstream.kind, upstream.address, 0, "ready")
         )
@@ -94,14 +97,16 @@ def own_proxy(
     model: str,
     timeouts: EngineTimeouts | None = None,
 ) -> Iterator[OwnProxy]:
-    """Start a proxy for a run; its log and settings are in the folder. It ends with the context, or with this
-    process.
+    """Start a proxy for a run and stop it when the context or this process ends.
 
-    `timeouts` has the limits on the silence of the upstream.
+    The folder holds its log and settings. `timeouts` limits how long the upstream may be silent.
     """
     key = secrets.token_urlsafe(24)
     children = Children(folder, 1, _RESTARTS)
+    # A proxy that an earlier, killed process left behind still holds the folder's sockets.
     children.end_leftovers()
+    # This process opens the sockets and the child inherits them: a restarted proxy keeps the same
+    # addresses, and connections queue in the kernel until it accepts again.
     sockets = Sockets(0, folder.root / "sockets.json")
     fds = (sockets.tcp.fileno(), sockets.unix.fileno(), sockets.control.fileno())
     settings = {

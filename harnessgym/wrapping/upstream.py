@@ -1,4 +1,4 @@
-"""What answers a wrapped command: named in one word on the command line."""
+"""Resolves `--upstream`, the one argument that names what answers a wrapped command."""
 
 import json
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ _TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class WrapUpstream:
-    """One worker that answers."""
+    """The one worker that answers a wrapped command."""
 
     kind: str
-    """Registered upstream."""
+    """Registered name of the upstream."""
     address: str
-    """For `replay`, what is replayed."""
+    """The worker's address; for `replay`, the rollout or session to replay."""
     policy: Path
     """Model folder with its tokenizer and chat template."""
     max_length: int
@@ -34,7 +34,7 @@ class WrapUpstream:
 
 
 def find_upstream(named: str | None, policy: Path | None, max_length: int | None) -> WrapUpstream:
-    """The upstream that `--upstream` names. Raises `ConfigError`, listing what there is, if it names none."""
+    """The upstream that `--upstream` names. Raises `ConfigError`, listing the known kinds, for any other."""
     if not named:
         raise ConfigError(f"Say what answers, with --upstream:\n{KINDS}")
     kind, colon, rest = named.partition(":")
@@ -42,6 +42,7 @@ def find_upstream(named: str | None, policy: Path | None, max_length: int | None
         return _engine("vllm", named, policy, max_length)
     if kind == "sglang" and colon:
         return _engine("sglang", rest, policy, max_length)
+    # Kinds without an engine have no context limit of their own, so the default is 2**20 tokens.
     if kind == "scripted":
         if rest and not Path(rest).is_file():
             raise ConfigError(f"--upstream {named}: there is no script {rest!r}.")
@@ -55,7 +56,10 @@ def find_upstream(named: str | None, policy: Path | None, max_length: int | None
 
 
 def _engine(kind: str, url: str, policy: Path | None, max_length: int | None) -> WrapUpstream:
-    """An engine says itself how much it takes and, on this machine, where its model folder is."""
+    """Ask an engine for its context length and for the path of its model folder.
+
+    Raises `ConfigError` if it does not answer or if the folder is not on this machine.
+    """
     url = url.rstrip("/").removesuffix("/v1")
     try:
         with httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as http:
@@ -75,8 +79,9 @@ def _engine(kind: str, url: str, policy: Path | None, max_length: int | None) ->
 
 
 def _shipped() -> Path:
-    """The policy folder that ships with HarnessGym: its tokenizer and template serve where no engine's are
-    asked for.
+    """The policy folder that ships with HarnessGym.
+
+    Its tokenizer and template are used for upstreams that have no engine.
     """
     found = find_spec(_SHIPPED)
     if found is None or not found.submodule_search_locations:

@@ -1,7 +1,7 @@
-"""Runs one command against a proxy of its own, or one that a run has, and records it as a rollout.
+"""Runs one command against its own proxy, or against that of a live run, and records it as a rollout.
 
-The command keeps its terminal, working directory and arguments; only its environment, and where its harness
-reads its settings from files its home folder, say where the model is.
+The command keeps its terminal, working directory and arguments. Its environment variables say where the model
+is. A harness that reads its settings from files also gets a home folder with those files.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ PROGRAMS = {
     "pi": "pi",
     "qwen": "qwen_code",
 }
-"""Program to the harness that describes it."""
+"""Maps a program name to the harness that describes it."""
 _HOME = ".agent/"
 
 
@@ -52,15 +52,15 @@ class CommandEnvironment:
     """Environment and files of one command."""
 
     harness: str
-    """Registered name; `command` for a program that nothing is known of."""
+    """Registered name; `command` for an unknown program."""
     env: Mapping[str, str]
     files: Mapping[str, str]
-    """Path in the command's home folder to text. Without any, the user's own home folder stays."""
+    """Maps a path in the command's home folder to its text. If empty, `HOME` stays the user's own."""
     side_calls: Sequence[SideCallRule]
 
 
 def surroundings_of(argv: Sequence[str], endpoint: Endpoint, harness: str | None) -> CommandEnvironment:
-    """What a command needs to find the proxy. Raises `ConfigError` for an unknown harness."""
+    """The environment and files a command needs to find the proxy. Raises `ConfigError` for unknown harnesses."""
     name = harness or PROGRAMS.get(Path(argv[0]).name, "command")
     generic = _providers(endpoint)
     if name == "command":
@@ -88,7 +88,7 @@ def _providers(endpoint: Endpoint) -> dict[str, str]:
 
 
 _LEASE_S = 365 * 86_400.0
-"""No node takes a wrapped command's rollout over."""
+"""Seconds. One year, so that no node takes over the rollout of a wrapped command."""
 
 
 class WrapSettings(EngineTimeouts):
@@ -118,7 +118,7 @@ class WrapSettings(EngineTimeouts):
 
 @dataclass(frozen=True, slots=True)
 class Wrapped:
-    """What came of it."""
+    """The result of a wrapped command."""
 
     status: int
     """Exit status of the command."""
@@ -134,6 +134,7 @@ def wrap(argv: Sequence[str], settings: WrapSettings) -> Wrapped:
     upstream = (
         None if settings.join else find_upstream(settings.upstream, settings.policy, settings.max_length)
     )
+    # An unknown harness must fail here, before a run and a proxy exist.
     surroundings_of(argv, Endpoint("http://127.0.0.1", "-"), settings.harness)
     proxies = _joined(settings.join) if upstream is None else _own(settings, upstream)
     with proxies as proxy, TraceStore.open(proxy.store_url) as store:
@@ -162,6 +163,8 @@ async def _run(
                 (home / path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 (home / path).write_text(text)
         started = time.monotonic()
+        # This blocks the event loop on purpose: nothing else runs in it while the command has the terminal.
+        # The session is sealed even if the command cannot be started.
         try:
             status = _attend(argv, env)
         finally:
@@ -183,9 +186,11 @@ async def _run(
 
 
 def _attend(argv: Sequence[str], env: dict[str, str]) -> int:
-    """The command's exit status, as a shell tells it. Ctrl-C reaches it from the terminal; we wait for it
-    either way.
+    """Run the command and return its exit status as a shell reports it: 128 + N for signal N.
+
+    Ctrl-C reaches the command through the terminal; this process ignores it and waits.
     """
+    # Ctrl-C between the fork and the signal handler below would leave a child that nobody waits for.
     with interruption_deferred():
         try:
             child = subprocess.Popen(argv, env=env)
@@ -205,7 +210,7 @@ def _attend(argv: Sequence[str], env: dict[str, str]) -> int:
 
 
 def _add_rollout(conn: Connection, run_id: str, harness: str, argv: Sequence[str]) -> str:
-    """A task, group and running rollout for one command."""
+    """Add a task, a group and a running rollout for one command, and return the rollout's id."""
     task_id = runs.add_task(conn, "wrap", Task("command", shlex.join(argv)))
     policy_id = policies.register(conn, run_id, "policy")
     group = GroupSpec(run_id, task_id, policy_id, "wrap", 0, 0, {}, (harness,), "none", (0,))
@@ -214,9 +219,7 @@ def _add_rollout(conn: Connection, run_id: str, harness: str, argv: Sequence[str
 
 @contextmanager
 def _own(settings: WrapSettings, upstream: WrapUpstream) -> Iterator[RunningProxy]:
-    """A proxy for this command alone, its run recorded in the folder's store. Every command adds one
-    there.
-    """
+    """A proxy for this command alone. Each command adds a run to the folder's store."""
     refuse_run_folder(
         settings.folder, "Give another --folder; or --join that folder, to use the proxy of a live run."
     )

@@ -1,4 +1,4 @@
-"""The wire protocols, by name. Names are in the registry; a `module:Class` is accepted wherever a name is."""
+"""The wire protocols by name. The registry has the names; `module:Class` is accepted wherever a name is."""
 
 from harnessgym.registry import REGISTRY, load
 from proxies.dialect import Dialect

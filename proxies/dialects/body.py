@@ -19,12 +19,12 @@ def malformed(message: str) -> NoReturn:
 
 
 def unsupported(message: str) -> NoReturn:
-    """Refuse a request for something that cannot be done here."""
+    """Refuse a request for something this endpoint does not support."""
     raise RequestProblem(Problem("unsupported", message))
 
 
 class Fields:
-    """A JSON object of a request and where it stands in it, e.g. `messages[2].content[0]`."""
+    """A JSON object of a request and its path in the body, e.g. `messages[2].content[0]`."""
 
     def __init__(self, value: Any, path: str = "") -> None:
         if not isinstance(value, dict):
@@ -35,7 +35,7 @@ class Fields:
 
     @classmethod
     def parse(cls, body: bytes) -> "Fields":
-        """The object in a request body."""
+        """Parse a request body, which must be a JSON object."""
         if isinstance(body, ReadBody):
             fields = cls(body.value)
             fields._body = body
@@ -51,11 +51,11 @@ class Fields:
         return f"{self.path}.{name}" if self.path else name
 
     def given(self, name: str) -> bool:
-        """Whether a field is there and not null."""
+        """Whether a field is present and not null."""
         return self.raw.get(name) is not None
 
     def need(self, name: str) -> Any:
-        """A field that must be there."""
+        """The value of a required field."""
         if not self.given(name):
             malformed(f"{self.at(name)}: Field required")
         return self.raw[name]
@@ -99,10 +99,10 @@ class Fields:
         return [Fields(item, f"{self.at(name)}[{index}]") for index, item in enumerate(value)]
 
     def each(self, name: str, read: Callable[["Fields"], T]) -> list[T]:
-        """`read` of every object in an array; empty when absent.
+        """Apply `read` to every object in an array; empty when absent.
 
-        An element that an earlier body of the session had is not read again: `read` must not depend on
-        anything else.
+        Elements that an earlier body of the session had too are not read again, so `read` must be a pure
+        function of the element.
         """
         path = self.at(name)
         if self._body is not None:
@@ -120,18 +120,19 @@ class Fields:
         return tuple(items)
 
     def only(self, names: tuple[str, ...]) -> dict[str, Any]:
-        """Those of the named fields that were sent."""
+        """The named fields that were sent."""
         return {name: self.raw[name] for name in names if name in self.raw}
 
     def refuse(self, names: tuple[str, ...]) -> None:
-        """Refuse the request if it uses a field that asks for what cannot be done here."""
+        """Refuse the request if it uses any of these unsupported fields."""
+        # Clients send defaults such as `false` or `[]` explicitly; those ask for nothing.
         for name in names:
             if self.raw.get(name) not in (None, False, [], {}):
                 unsupported(f"{self.at(name)}: not supported by this endpoint.")
 
 
 def public_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Request headers without those that carry secrets."""
+    """The request headers without those that carry secrets."""
     return {name: value for name, value in headers.items() if name not in _SECRET_HEADERS}
 
 
@@ -152,11 +153,12 @@ _ROLE = attrgetter("role")
 
 
 def merge_systems(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Adjacent system messages become one, joined by an empty line.
+    """Merge adjacent system messages into one, joined by an empty line.
 
-    Those further down stay where they are: moving them to the top would change the prompt's beginning and
+    Later system messages stay in place: moving them to the top would change the start of the prompt and
     break continuation.
     """
+    # `Made` keeps a running count, so a long conversation is not scanned again at every turn.
     systems = (
         messages.tally(_is_system) if isinstance(messages, Made) else countOf(map(_ROLE, messages), "system")
     )

@@ -101,10 +101,11 @@ class Chat(OpenAIProtocol):
     async def stream(
         self, deltas: AsyncIterator[Delta], stamp: Stamp, request: ModelRequest, prompt_tokens: int
     ) -> AsyncIterator[Event]:
-        """`chat.completion.chunk` events; the role first, the finish reason last, then usage if asked for,
-        then `[DONE]`.
+        """Yields `chat.completion.chunk` events, then `[DONE]`.
+
+        The first chunk of a choice has the role, the last its finish reason. If asked for, usage comes last.
         """
-        del prompt_tokens  # the protocol tells usage at the end
+        del prompt_tokens  # the protocol reports usage at the end
         chunks = _Chunks(stamp, request.include_usage)
         used: list[TokenUsage] = []
         for choice in range(request.n):
@@ -196,7 +197,7 @@ def _message(fields: Fields) -> Message:
 
 
 def _content(fields: Fields, joint: str) -> str:
-    """Message content as text, its parts joined."""
+    """The message content as text, with its parts joined by `joint`."""
     value = fields.raw.get("content")
     if value is None and fields.raw["role"] != "assistant":
         malformed(f"{fields.at('content')}: Field required")
@@ -208,7 +209,7 @@ def _content(fields: Fields, joint: str) -> str:
 
 
 def _shown(fields: Fields) -> tuple[str, ...]:
-    """Types of parts that are no text; only those who answer the policy may show images."""
+    """Part types that hold images. Only user and tool messages may have them."""
     return ("image_url",) if fields.raw["role"] in ("user", "tool") else ()
 
 
@@ -262,6 +263,7 @@ def _assistant(message: Message) -> dict[str, Any]:
     if message.reasoning:
         out["reasoning_content"] = message.reasoning
     if message.tool_calls:
+        # OpenAI sends null, not an empty string, beside tool calls; some clients tell the two apart.
         out["content"] = message.content or None
         out["tool_calls"] = [_call(call) for call in message.tool_calls]
     return out

@@ -1,5 +1,6 @@
-"""OpenAI text completions: a raw prompt in, the text that follows it out. No chat template, no tools, no
-reasoning.
+"""OpenAI text completions: a raw prompt in, its continuation out.
+
+There is no chat template, no tools and no reasoning.
 """
 
 import json
@@ -45,7 +46,7 @@ _ERRORS = ErrorShape(
     "Please reduce your prompt; or completion length.",
 )
 _MAX_TOKENS = 16
-"""What the protocol gives those who ask for no length."""
+"""The protocol's default for requests without `max_tokens`."""
 _MAX_ID = 2**31
 
 
@@ -91,8 +92,8 @@ class Completions(OpenAIProtocol):
     async def stream(
         self, deltas: AsyncIterator[Delta], stamp: Stamp, request: ModelRequest, prompt_tokens: int
     ) -> AsyncIterator[Event]:
-        """`text_completion` events; the finish reason last, then usage if asked for, then `[DONE]`."""
-        del prompt_tokens  # the protocol tells usage at the end
+        """Yields `text_completion` events: text, finish reasons, usage if asked for, then `[DONE]`."""
+        del prompt_tokens  # the protocol reports usage at the end
         head = {**_head(stamp), **({"usage": None} if request.include_usage else {})}
         used: list[TokenUsage] = []
         async for delta in deltas:
@@ -112,7 +113,7 @@ class Completions(OpenAIProtocol):
 
 
 def _prompt(fields: Fields) -> str | tuple[int, ...]:
-    """One prompt, text or token ids, be it alone or the only one of a batch."""
+    """The one prompt of a request, as text or token ids; a batch of one is accepted."""
     value = fields.need("prompt")
     if isinstance(value, list) and value and isinstance(value[0], str | list):
         if len(value) > 1:
@@ -122,6 +123,7 @@ def _prompt(fields: Fields) -> str | tuple[int, ...]:
         malformed("prompt: expected text or token ids, at least one.")
     if isinstance(value, str):
         return value
+    # `type(...) is int` and not `isinstance`: JSON's true and false are ints to Python.
     if not isinstance(value, list) or not all(type(item) is int and 0 <= item < _MAX_ID for item in value):
         malformed("prompt: expected a string or an array of token ids.")
     return tuple(value)

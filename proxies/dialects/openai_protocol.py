@@ -1,6 +1,4 @@
-"""What OpenAI's protocols have in common: how keys, errors and signs of life travel, and fields that all
-of them have.
-"""
+"""What OpenAI's protocols share: keys, errors, keepalives and common fields."""
 
 import json
 import math
@@ -25,17 +23,17 @@ _STATUS: dict[str, tuple[int, str, str | None]] = {
     "unavailable": (503, "server_error", "service_unavailable"),
     "upstream": (502, "server_error", None),
 }
-"""Problem kind to HTTP status, error type and error code."""
+"""Maps a problem kind to HTTP status, error type and error code."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """How one of the protocols says what went wrong."""
+    """How one of the protocols words its errors."""
 
     overflow_param: str
     """The request field that is too long."""
     overflow_text: str
-    """The provider's sentence; `{tokens}` and `{max_tokens}` stand for the prompt's length and its limit."""
+    """The provider's message; `{tokens}` and `{max_tokens}` stand for the prompt's length and its limit."""
 
     def describe(self, problem: Problem) -> dict[str, Any]:
         """The error object: message, type, param, code."""
@@ -51,6 +49,7 @@ class ErrorShape:
     def respond(self, problem: Problem) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and `{"error": ...}` body."""
         headers = {"content-type": "application/json"}
+        # OpenAI's SDKs obey `x-should-retry`: without it they would repeat a request that cannot succeed.
         if problem.kind in ("sealed", "limit"):
             headers["x-should-retry"] = "false"
         if problem.kind in ("overloaded", "unavailable"):
@@ -63,7 +62,7 @@ _MAX_CHOICES = 128
 
 
 class OpenAIProtocol:
-    """The parts of a dialect that are the same in each of them."""
+    """The parts of a dialect that all OpenAI protocols share."""
 
     tool_call_prefix = "call_"
     errors: ErrorShape
@@ -74,7 +73,7 @@ class OpenAIProtocol:
         return bearer(headers)
 
     def count(self, tokens: int) -> bytes:
-        """Most of the protocols have no such route."""
+        """Not supported: most of the protocols have no route that counts tokens."""
         raise NotImplementedError
 
     def keepalive(self) -> bytes:
@@ -86,12 +85,12 @@ class OpenAIProtocol:
         return self.errors.respond(problem)
 
     def stream_error(self, problem: Problem, stamp: Stamp) -> bytes:  # noqa: ARG002
-        """A data event with an `error` member, on which clients raise."""
+        """A data event with an `error` member; clients raise an exception when they see it."""
         return sse.encode({"error": self.errors.describe(problem)})
 
 
 def read_choices(fields: Fields) -> int:
-    """How many answers are wanted."""
+    """The number of answers to sample. Raises `RequestProblem` above the limit."""
     n = fields.count("n") or 1
     if n > _MAX_CHOICES:
         malformed(f"n: expected at most {_MAX_CHOICES}.")
@@ -99,9 +98,7 @@ def read_choices(fields: Fields) -> int:
 
 
 def read_choice_word(fields: Fields) -> str | None:
-    """`tool_choice` where it is a word or absent, which means auto; None where it is an object that names
-    a tool.
-    """
+    """`tool_choice` if it is a string, and `auto` if it is absent; None for an object that names a tool."""
     choice = fields.raw.get("tool_choice")
     if choice is not None and not isinstance(choice, str):
         return None
@@ -111,7 +108,7 @@ def read_choice_word(fields: Fields) -> str | None:
 
 
 def completion_head(prefix: str, kind: str, stamp: Stamp) -> dict[str, Any]:
-    """What every chunk of a completion begins with, be it of a chat or of text."""
+    """The fields that begin every chat or text completion, whole or chunk."""
     return {
         "id": f"{prefix}-{stamp.id}",
         "object": kind,
@@ -122,7 +119,7 @@ def completion_head(prefix: str, kind: str, stamp: Stamp) -> dict[str, Any]:
 
 
 def completion_usage(usage: TokenUsage) -> dict[str, Any]:
-    """Token counts of a completion, be it of a chat or of text."""
+    """Token counts of a chat or text completion."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
