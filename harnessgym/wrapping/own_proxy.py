@@ -58,7 +58,7 @@ class OwnProxy:
     def revive(self) -> None:
         """Restart the proxy if it has exited or hangs; connections wait meanwhile.
 
-        Raises `HarnessGymError` once it has used up its restarts.
+        Raises `HarnessGymError` if it dies too often within a minute.
         """
         self._children.revive()
 
@@ -103,7 +103,7 @@ def own_proxy(
     """
     key = secrets.token_urlsafe(24)
     children = Children(folder, 1, _RESTARTS)
-    # A proxy that an earlier, killed process left behind still holds the folder's sockets.
+    # A killed process may have left its proxy running: end that before its socket folder is removed.
     children.end_leftovers()
     # This process opens the sockets and the child inherits them: a restarted proxy keeps the same
     # addresses, and connections queue in the kernel until it accepts again.

@@ -60,7 +60,10 @@ class CommandEnvironment:
 
 
 def surroundings_of(argv: Sequence[str], endpoint: Endpoint, harness: str | None) -> CommandEnvironment:
-    """The environment and files a command needs to find the proxy. Raises `ConfigError` for unknown harnesses."""
+    """The environment and files that point a command at the proxy.
+
+    Raises `ConfigError` for an unknown harness.
+    """
     name = harness or PROGRAMS.get(Path(argv[0]).name, "command")
     generic = _providers(endpoint)
     if name == "command":
@@ -190,7 +193,7 @@ def _attend(argv: Sequence[str], env: dict[str, str]) -> int:
 
     Ctrl-C reaches the command through the terminal; this process ignores it and waits.
     """
-    # Ctrl-C between the fork and the signal handler below would leave a child that nobody waits for.
+    # An interrupt inside Popen could leave a child that nobody waits for.
     with interruption_deferred():
         try:
             child = subprocess.Popen(argv, env=env)

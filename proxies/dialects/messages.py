@@ -1,4 +1,4 @@
-"""Anthropic messages."""
+"""Anthropic's Messages API."""
 
 import base64
 import hashlib
@@ -30,7 +30,7 @@ from proxies.dialects.body import Fields, bearer, malformed, merge_systems, publ
 _ASKED = ("temperature", "top_p", "top_k", "max_tokens", "stop_sequences", "thinking", "output_config")
 _REFUSED = ("mcp_servers", "container")
 _RAW_ARGUMENTS = "_raw_arguments"
-"""Stands for arguments that are no JSON object, which the protocol cannot carry."""
+"""Key that carries arguments that are not a JSON object, which the protocol has no other place for."""
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _STATUS: dict[str, tuple[int, str]] = {
     "malformed": (400, "invalid_request_error"),
@@ -45,7 +45,7 @@ _STATUS: dict[str, tuple[int, str]] = {
     "unavailable": (529, "overloaded_error"),
     "upstream": (500, "api_error"),
 }
-"""Problem kind to HTTP status and error type."""
+"""Maps a problem kind to HTTP status and error type."""
 
 
 class Messages:
@@ -109,7 +109,7 @@ class Messages:
     async def stream(
         self, deltas: AsyncIterator[Delta], stamp: Stamp, request: ModelRequest, prompt_tokens: int
     ) -> AsyncIterator[Event]:
-        """`message_start`, the content blocks, `message_delta`, `message_stop`."""
+        """Yields `message_start`, the content blocks, `message_delta` and `message_stop`."""
         del request
         message = {**_opening(stamp.id, stamp.model), "usage": _usage(TokenUsage(prompt_tokens, 0))}
         yield _event("message_start", message=message)
@@ -149,13 +149,13 @@ class Messages:
 
 @dataclass
 class _BlockWriter:
-    """Turns deltas into content blocks, one open at a time."""
+    """Turns deltas into content blocks. One block is open at a time."""
 
     index: int = -1
     kind: str = ""
     """Type of the open block; empty when none is."""
     reasoning: str = ""
-    """What the open thinking block says."""
+    """The text of the open thinking block so far; its signature is computed from it."""
 
     def write(self, delta: TextDelta | ReasoningDelta | ToolCallDelta) -> Iterator[Event]:
         """The events of one delta."""
@@ -174,7 +174,7 @@ class _BlockWriter:
                 yield from self.close()
 
     def close(self) -> Iterator[Event]:
-        """The end of the open block, if one is."""
+        """Yields the events that end the open block, if there is one."""
         if self.kind == "thinking":
             yield self._delta({"type": "signature_delta", "signature": _signature(self.reasoning)})
             self.reasoning = ""
@@ -198,7 +198,7 @@ def _event(kind: str, *, act: bool = False, **data: Any) -> Event:
 
 
 def _output(fields: Fields) -> OutputFormat | None:
-    """The JSON that is demanded, in its present or its earlier place."""
+    """The JSON output that is asked for, in `output_config.format` or the older `output_format`."""
     wanted = fields.child("output_config").child("format")
     wanted = wanted if wanted.raw else fields.child("output_format")
     if not wanted.raw:
@@ -228,7 +228,7 @@ def _system(fields: Fields) -> list[Message]:
 
 
 def _messages(turn: Fields) -> list[Message]:
-    """One turn as messages: a user turn's tool results and texts become messages of their own, in order."""
+    """One turn as messages: each tool result and each stretch of text of a user turn is one, in order."""
     role = turn.text("role")
     content = turn.need("content")
     if role not in ("user", "assistant", "system"):
@@ -247,6 +247,7 @@ def _messages(turn: Fields) -> list[Message]:
 
 def _user(blocks: list[Fields]) -> list[Message]:
     out: list[Message] = []
+    # Clients put tool results and text into one turn. The order is kept: text before a result stays before it.
     open_text = False
     for block in blocks:
         if block.text("type") == "tool_result":
@@ -281,7 +282,7 @@ def _assistant(blocks: list[Fields]) -> Message:
             case "thinking":
                 reasoning += block.text("thinking")
             case "redacted_thinking":
-                pass  # another model's: nobody can read it
+                pass  # encrypted by another model's provider, so it cannot be read here
             case "tool_use":
                 calls.append(ToolCall(block.text("id"), block.text("name"), _arguments(block)))
             case _:
@@ -351,7 +352,7 @@ def _tool_choice(fields: Fields, tools: tuple[ToolSpec, ...]) -> str:
 
 
 def _stop(end: Answer | Finished) -> dict[str, Any]:
-    """Why an answer ended."""
+    """The stop reason and stop sequence of an answer."""
     if end.stop_sequence is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": end.stop_sequence}
     reason = end.finish_reason if isinstance(end, Answer) else end.reason
@@ -384,19 +385,20 @@ def _tool_use(call: ToolCall) -> dict[str, Any]:
 
 
 def _input_text(call: ToolCall) -> str:
-    """JSON text of an object in every case."""
+    """The call's input as the JSON text of an object, whatever the policy wrote."""
     return call.arguments if isinstance(call.parsed, dict) else json.dumps({_RAW_ARGUMENTS: call.arguments})
 
 
 def _signature(reasoning: str) -> str:
-    """What a thinking block carries as its signature. Clients drop blocks that have none; nobody checks
-    ours.
+    """The signature of a thinking block.
+
+    Clients drop blocks without one. Nobody verifies it, so a digest of the text will do.
     """
     return base64.b64encode(hashlib.blake2b(reasoning.encode(), digest_size=32).digest()).decode()
 
 
 def _usage(usage: TokenUsage) -> dict[str, Any]:
-    """Cached tokens are not counted among the input tokens in this protocol."""
+    """Token counts. In this protocol `input_tokens` does not include cached tokens."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,

@@ -1,8 +1,8 @@
-"""Gemini contents to messages.
+"""Converts Gemini contents to messages.
 
-One content may become several messages: results of function calls are messages of their own. Adjacent `model`
-contents are one message, because clients that stream keep every chunk as a content. Thought signatures say
-nothing to the policy.
+One content may become several messages: each function response becomes its own message. Adjacent `model`
+contents become one message, because streaming clients keep every chunk as a content. Thought signatures are
+dropped.
 """
 
 import json
@@ -15,15 +15,15 @@ from harnessgym.message import Message, ToolCall, ToolSpec, canonical_json
 from proxies.dialects.body import Fields, malformed, unsupported
 
 RAW_ARGUMENTS = "_raw_arguments"
-"""Stands for arguments that are no JSON object, which the protocol cannot carry."""
+"""Key that carries arguments that are not a JSON object, which the protocol has no other place for."""
 _DATA = ("text", "functionCall", "functionResponse", "inlineData", "fileData")
 _DECORATION = frozenset({"thought", "thoughtSignature", "partMetadata", "mediaResolution"})
-"""Members of a part that may stand beside its data and are not shown to the policy."""
+"""Members of a part that may accompany its data and are not shown to the policy."""
 _SNAKE = re.compile(r"(?<=.)_([a-z0-9])")
 
 
 def camel(fields: Fields) -> Fields:
-    """The object with its members spelled as in `inlineData`; the protocol allows `inline_data` as well."""
+    """The object with its keys in camelCase; the protocol also accepts snake_case."""
     return Fields(
         {_SNAKE.sub(lambda found: found[1].upper(), name): value for name, value in fields.raw.items()},
         fields.path,
@@ -31,14 +31,14 @@ def camel(fields: Fields) -> Fields:
 
 
 def many(fields: Fields, name: str) -> list[Fields]:
-    """An array of objects; the protocol allows a single object in its place."""
+    """An array of objects; the protocol also accepts a single object."""
     if isinstance(fields.raw.get(name), dict):
         return [camel(fields.child(name))]
     return [camel(item) for item in fields.children(name)]
 
 
 def only_known(fields: Fields, known: frozenset[str]) -> None:
-    """Refuse members that the protocol does not have: what is not understood is not passed over."""
+    """Refuse unknown members instead of ignoring them."""
     for name, value in fields.raw.items():
         if name not in known and value is not None:
             where = f" at '{fields.path}'" if fields.path else ""
@@ -66,7 +66,7 @@ class _Reader:
 
     messages: list[Message] = field(default_factory=list)
     _open: list[ToolCall] = field(default_factory=list)
-    """Calls without a response so far."""
+    """Calls that have no response yet."""
     _calls: int = 0
 
     def add(self, content: Fields) -> None:
@@ -84,6 +84,7 @@ class _Reader:
             self._add_user(parts)
 
     def _add_model(self, parts: list[Fields]) -> None:
+        # A streaming client sends each chunk back as its own content: continue the message before it.
         last = (
             self.messages.pop()
             if self.messages and self.messages[-1].role == "assistant"
@@ -122,7 +123,7 @@ class _Reader:
         self._say(texts, images)
 
     def _say(self, texts: list[str], images: list[str]) -> None:
-        """What the user said since the last function response."""
+        """Add a user message with the texts and images since the last function response."""
         if texts or images:
             self.messages.append(Message("user", "\n".join(texts), images=tuple(images)))
         texts.clear()
@@ -133,6 +134,7 @@ class _Reader:
         call_id = fields.text("id", "") or f"call_{self._calls}"
         self._calls += 1
         given = fields.child("args").raw
+        # Arguments that did not parse went out under this key: restore the text that was sampled.
         raw = given.get(RAW_ARGUMENTS)
         arguments = raw if len(given) == 1 and isinstance(raw, str) else json.dumps(given, ensure_ascii=False)
         return ToolCall(call_id, fields.text("name"), arguments)
@@ -153,8 +155,9 @@ class _Reader:
         )
 
     def _answered(self, call_id: str, name: str) -> str:
-        """Id of the call that a response is for: the one with its id, else the first open one with its
-        name.
+        """The id of the call that a response answers.
+
+        It is the open call with the same id, else the first open call with the same name.
         """
         same = [call for call in self._open if call.id == call_id] or [
             call for call in self._open if call.name == name
@@ -166,11 +169,11 @@ class _Reader:
 
 
 def result_text(response: dict[str, Any]) -> str:
-    """What the policy reads of a function's response.
+    """A function's response as the text that the policy reads.
 
-    `{"output": text}` and `{"result": text}`, the forms in which clients wrap plain text, are that text. All
-    else is JSON with sorted keys and without spare whitespace, whole numbers without a fraction, so that it
-    is the same text however a client writes it.
+    Clients wrap plain text as `{"output": text}` or `{"result": text}`; the policy reads just the text.
+    Anything else becomes canonical JSON: sorted keys, no spare whitespace, whole numbers without a fraction.
+    The text is therefore the same however a client formats its JSON.
     """
     if len(response) == 1:
         ((name, said),) = response.items()
@@ -180,7 +183,7 @@ def result_text(response: dict[str, Any]) -> str:
 
 
 def _whole(value: Any) -> Any:
-    """JavaScript writes 1.0 as 1."""
+    """The value with whole floats as integers, because JavaScript writes 1.0 as 1."""
     if isinstance(value, dict):
         return {name: _whole(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -189,8 +192,9 @@ def _whole(value: Any) -> Any:
 
 
 def _kind(part: Fields) -> str:
-    """What a part holds."""
+    """The name of a part's one data field. Raises `RequestProblem` for none, several or an unsupported one."""
     held = list(_held(part))
+    # Some clients send a thought's signature as a part of its own, without any text.
     if not held and part.given("thoughtSignature"):
         return "text"
     if len(held) != 1:
@@ -212,7 +216,7 @@ def _system_text(part: Fields) -> str:
 
 
 def _image(part: Fields, kind: str) -> str:
-    """The URL of an image."""
+    """The URL of an image: `data:` for inline data, `https:` for a file."""
     if kind not in ("inlineData", "fileData"):
         unsupported(f"{part.at(kind)}: not supported here by this endpoint.")
     data = camel(part.child(kind))
@@ -234,7 +238,7 @@ def _image(part: Fields, kind: str) -> str:
 
 
 _URL_SAFE = str.maketrans("-_", "+/")
-"""Clients write base64 in either alphabet."""
+"""Clients send base64 in the standard or the URL-safe alphabet; data URLs need the standard one."""
 
 
 _DECLARATION = frozenset(
@@ -250,11 +254,11 @@ _DECLARATION = frozenset(
 )
 _MODES = {"": "auto", "MODE_UNSPECIFIED": "auto", "AUTO": "auto", "ANY": "required", "NONE": "none"}
 _COUNTS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
-"""64-bit integers, which the protocol writes as strings."""
+"""Keywords with 64-bit integers, which the protocol writes as strings."""
 
 
 def read_tools(fields: Fields) -> tuple[ToolSpec, ...]:
-    """The functions a request declares. Tools that run at the provider are refused."""
+    """The functions that a request declares. Raises `RequestProblem` for tools that the provider would run."""
     out: list[ToolSpec] = []
     for tool in many(fields, "tools"):
         for name, value in tool.raw.items():
@@ -267,7 +271,7 @@ def read_tools(fields: Fields) -> tuple[ToolSpec, ...]:
 
 
 def read_tool_choice(fields: Fields, tools: tuple[ToolSpec, ...]) -> str:
-    """auto, none, required, or a tool's name."""
+    """`auto`, `none`, `required` or a tool's name."""
     config = camel(fields.child("toolConfig"))
     if config.raw.get("includeServerSideToolInvocations"):
         unsupported(f"{config.at('includeServerSideToolInvocations')}: not supported by this endpoint.")
@@ -289,6 +293,7 @@ def read_tool_choice(fields: Fields, tools: tuple[ToolSpec, ...]) -> str:
     for name in allowed:
         if name not in known:
             malformed(f"{calling.at('allowedFunctionNames')}: {name!r} is not among the tools.")
+    # One tool or all tools can be expressed as a tool choice; a true subset cannot.
     if len(set(allowed)) > 1 and set(allowed) != known:
         unsupported(
             f"{calling.at('allowedFunctionNames')}: one function or all of them is supported by this "
@@ -298,10 +303,10 @@ def read_tool_choice(fields: Fields, tools: tuple[ToolSpec, ...]) -> str:
 
 
 def json_schema(schema: Any) -> Any:
-    """An OpenAPI schema as the protocol writes it, as JSON schema: `STRING` is `string`, `nullable` is a
-    type.
+    """Convert the protocol's OpenAPI schema to JSON Schema: `STRING` to `string`, `nullable` to a type.
 
-    JSON schema stays what it is, but for types in upper case, which clients put there as well.
+    A JSON Schema comes back unchanged, except that upper-case types, which clients use there too, become
+    lower case.
     """
     if not isinstance(schema, dict):
         return schema
@@ -329,8 +334,9 @@ def _function(fields: Fields) -> ToolSpec:
 
 
 def _keyword(name: str, value: Any) -> Any:
-    """One keyword of a schema. Names of properties, defaults and examples are the user's own and stay as
-    they are.
+    """Convert one keyword of a schema.
+
+    Property names, defaults and examples are the user's own data and stay unchanged.
     """
     if name == "type" and isinstance(value, str):
         return value.lower()

@@ -50,7 +50,7 @@ _REQUEST = frozenset(
     {"model", "contents", "systemInstruction", "tools", "toolConfig", "generationConfig", "generateContentRequest",
      "safetySettings", "serviceTier", "store", "labels"}
 )  # fmt: skip
-"""Members of a request that are read, or say nothing to a policy that runs here."""
+"""Members of a request that are read, or that have no effect here and are accepted."""
 _REFUSED = ("cachedContent",)
 _ASKED = (
     "temperature", "topP", "topK", "seed", "maxOutputTokens", "stopSequences", "presencePenalty", "frequencyPenalty",
@@ -78,11 +78,11 @@ _STATUS: dict[str, tuple[int, str]] = {
     "unavailable": (503, "UNAVAILABLE"),
     "upstream": (500, "INTERNAL"),
 }
-"""Problem kind to HTTP status and Google status."""
+"""Maps a problem kind to HTTP status and Google status."""
 
 
 def _routes() -> Iterator[Route]:
-    """A model's name is one piece of the path or, as in `organisation/model`, two."""
+    """Yields every route; a model's name is one segment of the path or, as in `organisation/model`, two."""
     for version in ("v1beta", "v1"):
         for model in ("{model}", "{organisation}/{model}"):
             for method, purpose in _METHODS.items():
@@ -90,8 +90,9 @@ def _routes() -> Iterator[Route]:
 
 
 class Gemini:
-    """POST /v1beta/models/{model}:generateContent and its kin. The path says the model and whether the
-    answer is streamed.
+    """POST /v1beta/models/{model}:generateContent, :streamGenerateContent and :countTokens.
+
+    The path names the model and says whether the answer is streamed.
     """
 
     name = "gemini"
@@ -156,10 +157,12 @@ class Gemini:
     async def stream(
         self, deltas: AsyncIterator[Delta], stamp: Stamp, request: ModelRequest, prompt_tokens: int
     ) -> AsyncIterator[Event]:
-        """One `GenerateContentResponse` a delta: events under `alt=sse`, else the elements of one JSON
-        array.
+        """Yields one `GenerateContentResponse` per delta.
+
+        They are sent as events under `alt=sse`, else as elements of one JSON array.
         """
         frame = _Frame(events=_sends_events(request.headers))
+        # Until a candidate finishes, only the prompt's length is known; then the finished usages replace it.
         used = [TokenUsage(prompt_tokens, 0)]
         async for delta in deltas:
             match delta:
@@ -183,8 +186,10 @@ class Gemini:
             yield Event(end, act=True)
 
     def keepalive(self) -> bytes:
-        """An empty line. Google's clients take a comment for JSON; whitespace they skip, in events and in
-        an array.
+        """An empty line.
+
+        Google's clients try to parse an event-stream comment as JSON. They skip whitespace, between events
+        and inside an array.
         """
         return b"\n"
 
@@ -198,9 +203,7 @@ class Gemini:
         return _STATUS[problem.kind][0], headers, json.dumps(_error(problem), ensure_ascii=False).encode()
 
     def stream_error(self, problem: Problem, stamp: Stamp) -> bytes:  # noqa: ARG002
-        """The error as JSON on a line of its own, without `data:`, in which form Google's clients look for
-        it.
-        """
+        """The error as JSON on its own line, without `data:`, which is what Google's clients look for."""
         return json.dumps(_error(problem), separators=(",", ":")).encode() + b"\n"
 
 
@@ -209,7 +212,7 @@ def _sends_events(headers: Mapping[str, str]) -> bool:
 
 
 class _Frame:
-    """Puts the responses of one stream on the wire."""
+    """Frames the responses of one stream, as events or as a JSON array."""
 
     def __init__(self, *, events: bool) -> None:
         self._events = events
@@ -224,12 +227,12 @@ class _Frame:
         return separator + json.dumps(response, separators=(",", ":")).encode()
 
     def close(self) -> bytes:
-        """What ends the stream."""
+        """The bytes that end the stream."""
         return b"" if self._events else b"]\n"
 
 
 def _addressed(headers: Mapping[str, str]) -> tuple[str, str]:
-    """Model and method that the path names."""
+    """The model and the method in the path. Raises `RequestProblem` if they are missing."""
     found = _MODEL.search(headers.get(":path", ""))
     if found is None:
         malformed(
@@ -243,7 +246,7 @@ def _query(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _public(headers: Mapping[str, str]) -> dict[str, str]:
-    """Headers without secrets; the query may hold one too."""
+    """The headers without secrets. The query may hold the key too, so it is removed there."""
     out = public_headers(headers)
     if ":query" in out:
         out[":query"] = urlencode({name: value for name, value in _query(headers).items() if name != "key"})
@@ -251,9 +254,7 @@ def _public(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _asked(config: Fields) -> dict[str, Any]:
-    """Sampling fields, among them whether thoughts are to be shown. Refuses those that ask for what cannot
-    be done here.
-    """
+    """The sampling fields, including whether to show thoughts. Refuses unsupported fields."""
     config.refuse(_CONFIG_REFUSED)
     only_known(config, _CONFIG)
     if any(
@@ -277,7 +278,7 @@ def _candidates(config: Fields) -> int:
 
 
 def _shows_thoughts(request: ModelRequest) -> bool:
-    """Clients that do not ask for thoughts would take them for the answer."""
+    """Whether to send thoughts. Clients that did not ask for them would show them as the answer."""
     return bool(request.asked.get("thinkingConfig", {}).get("includeThoughts"))
 
 
@@ -300,7 +301,7 @@ def _output(config: Fields) -> OutputFormat | None:
 
 
 def _parts(message: Message, thoughts: bool) -> Iterator[dict[str, Any]]:
-    """An answer's parts, at least one: clients drop a turn that has none."""
+    """Yields an answer's parts, at least one: clients drop a turn without parts."""
     if message.reasoning and thoughts:
         yield {"text": message.reasoning, "thought": True}
     if message.content or not message.tool_calls:
@@ -309,7 +310,11 @@ def _parts(message: Message, thoughts: bool) -> Iterator[dict[str, Any]]:
 
 
 def _function_call(call: ToolCall) -> dict[str, Any]:
-    """Clients send a signature back and miss it if there is none; nobody checks ours."""
+    """A `functionCall` part with a made-up thought signature.
+
+    Clients expect a signature and send it back; nobody verifies it.
+    """
+    # The signature is a digest and not random, so that the same call is always the same bytes.
     args = call.parsed if isinstance(call.parsed, dict) else {RAW_ARGUMENTS: call.arguments}
     digest = hashlib.blake2b(canonical_json([call.name, args]).encode(), digest_size=24).digest()
     signature = base64.b64encode(digest).decode()
@@ -322,7 +327,7 @@ def _candidate(index: int, parts: list[dict[str, Any]], reason: str | None = Non
 
 
 def _tail(answer_id: str, model: str, usage: TokenUsage) -> dict[str, Any]:
-    """What follows the candidates."""
+    """The members that follow the candidates: usage, model and response id."""
     counts = {"promptTokenCount": usage.prompt_tokens}
     if said := usage.completion_tokens - usage.reasoning_tokens:
         counts["candidatesTokenCount"] = said

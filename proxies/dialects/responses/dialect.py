@@ -1,13 +1,12 @@
-"""OpenAI responses.
+"""OpenAI's Responses API.
 
-An answer's items are one message to the policy: `responses_input` puts them together, `responses_answer`
-takes them apart.
+The policy sees an answer's items as one message: `responses.input` joins them, `responses.answer` splits
+them.
 
-- Hosted tools (web search, code interpreter, MCP, a provider's shell, ...) are refused: leaving them out
-  would change the task without a word. Harnesses have a switch for them, e.g. `web_search = "disabled"` for
-  Codex.
-- A grammar of a custom tool is told to the policy, never forced: sampling stays that of the policy.
-- `truncation`, `store`, `service_tier`, caching and user fields mean nothing to sampling and are accepted.
+- Hosted tools (web search, code interpreter, MCP, a provider's shell, ...) are refused: dropping them would
+  silently change the task. Harnesses have a switch for them, e.g. `web_search = "disabled"` for Codex.
+- The grammar of a custom tool goes into its description. Sampling is never constrained to it.
+- `truncation`, `store`, `service_tier`, caching and user fields do not affect sampling and are accepted.
 """
 
 import json
@@ -56,7 +55,7 @@ class Responses(OpenAIProtocol):
     def parse(self, body: bytes, headers: Mapping[str, str]) -> ModelRequest:
         """Read a request. Raises `RequestProblem`.
 
-        Instructions stay a message of their own, so that a later request can go on without them.
+        Instructions stay a separate message, so that a later request can continue without them.
         """
         fields = Fields.parse(body)
         _refuse_options(fields)
@@ -102,10 +101,11 @@ class Responses(OpenAIProtocol):
     async def stream(
         self, deltas: AsyncIterator[Delta], stamp: Stamp, request: ModelRequest, prompt_tokens: int
     ) -> AsyncIterator[Event]:
-        """`response.created`, `response.in_progress`, the items, then `response.completed` or
-        `response.incomplete`.
+        """Yields `response.created`, `response.in_progress`, the items' events, and the end.
+
+        The end is `response.completed`, or `response.incomplete` for an answer cut at its length.
         """
-        del prompt_tokens  # the protocol tells usage at the end
+        del prompt_tokens  # the protocol reports usage at the end
         stream = ResponseStream(stamp, request)
         for event in stream.begin():
             yield event
@@ -114,7 +114,7 @@ class Responses(OpenAIProtocol):
                 yield event
 
     def stream_error(self, problem: Problem, stamp: Stamp) -> bytes:
-        """An `error` event, on which SDKs raise, then `response.failed`, the one that Codex reads."""
+        """An `error` event, on which SDKs raise, then `response.failed`, which Codex reads."""
         error = _ERRORS.describe(problem)
         flat = {name: error[name] for name in ("code", "message", "param")}
         first = {"type": "error", "sequence_number": 0, **flat, "error": error}
@@ -123,7 +123,8 @@ class Responses(OpenAIProtocol):
 
 
 def _identity(body: Mapping[str, Any], conversation: str) -> str:
-    """Codex writes its `client_metadata` in another order when it asks again."""
+    """The text that equal requests share; `conversation` is the identity of `input`."""
+    # Codex writes `client_metadata` in another order when it retries, so that member does not count.
     rest = {name: value for name, value in body.items() if name not in ("client_metadata", "input")}
     return f"{canonical_json(rest)}\n{conversation}"
 

@@ -1,8 +1,7 @@
-"""Tools of the Responses protocol: functions, custom tools, and both in namespaces.
+"""Tools of the Responses protocol: functions, custom tools, and namespaces of both.
 
-A chat template knows one flat list of functions. A custom tool becomes a function of one string, `input`; a
-tool `get` in the namespace `crm` becomes `crm__get`. Answers and echoes are written in the protocol's own
-terms again.
+A chat template takes one flat list of functions. A custom tool becomes a function with one string parameter,
+`input`. A tool `get` in the namespace `crm` becomes `crm__get`. Answers and echoes translate both back.
 """
 
 from typing import Any
@@ -13,21 +12,21 @@ from proxies.dialects.openai_protocol import read_choice_word
 
 _FREEFORM = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 _UNDONE = ("defer_loading", "async")
-"""Fields of a tool that ask for what is not done here."""
+"""Fields of a tool that are not supported."""
 
 
 def flat_name(namespace: str, name: str) -> str:
-    """The name by which the policy knows a tool."""
+    """The name under which the policy sees a tool."""
     return f"{namespace}__{name}" if namespace else name
 
 
 def bare_name(spec: ToolSpec) -> str:
-    """The name by which the client knows a tool within its namespace."""
+    """The client's name for a tool, without its namespace."""
     return spec.name.removeprefix(f"{spec.namespace}__") if spec.namespace else spec.name
 
 
 def read_tools(fields: Fields) -> tuple[ToolSpec, ...]:
-    """The tools of a request. Raises `RequestProblem` for hosted tools, and where two would have one name."""
+    """The tools of a request. Raises `RequestProblem` for hosted tools and for flat names that collide."""
     out = [tool for made in fields.each("tools", _tools) for tool in made]
     seen: dict[str, ToolSpec] = {}
     for tool in out:
@@ -38,7 +37,7 @@ def read_tools(fields: Fields) -> tuple[ToolSpec, ...]:
 
 
 def read_choice(fields: Fields, tools: tuple[ToolSpec, ...]) -> str:
-    """`auto`, `none`, `required`, or the name of a tool as the policy knows it."""
+    """`auto`, `none`, `required`, or the flat name of a tool."""
     word = read_choice_word(fields)
     if word is not None:
         return word
@@ -79,7 +78,7 @@ def echo_choice(choice: str, tools: tuple[ToolSpec, ...]) -> str | dict[str, Any
 
 
 def _tools(item: Fields) -> list[ToolSpec]:
-    """A tool, or those of a namespace."""
+    """One tool, or all tools of a namespace."""
     if item.text("type") != "namespace":
         return [_tool(item)]
     namespace = item.text("name")
@@ -88,7 +87,7 @@ def _tools(item: Fields) -> list[ToolSpec]:
 
 
 def _tool(fields: Fields, namespace: str = "", about: str = "") -> ToolSpec:
-    """One tool. What is said about its namespace stands before what is said about it."""
+    """One tool. Its description begins with that of its namespace, `about`."""
     kind = fields.text("type")
     if kind not in ("function", "custom"):
         unsupported(
@@ -107,7 +106,10 @@ def _tool(fields: Fields, namespace: str = "", about: str = "") -> ToolSpec:
 
 
 def _grammar(fields: Fields) -> str:
-    """The grammar of a custom tool's input, told to the policy: sampling is not bound to it."""
+    """A sentence for the description that states the grammar of a custom tool's input.
+
+    Sampling is not constrained to the grammar.
+    """
     kind = fields.text("type", "text")
     if kind not in ("text", "grammar"):
         malformed(f"{fields.at('type')}: {kind!r} is not one of 'text', 'grammar'.")
