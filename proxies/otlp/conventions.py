@@ -1,20 +1,20 @@
-"""What a span says was done, by the conventions that agent frameworks follow.
+"""Reads what a span reports, by the conventions that agent frameworks follow.
 
-| said by | is |
+| span or attribute | meaning |
 |---|---|
 | `gen_ai.operation.name` chat, generate_content, text_completion; OpenInference LLM | a model call |
 | execute_tool; TOOL, RETRIEVER | a tool call and its result |
-| invoke_agent, create_agent; AGENT | an agent at work: its spawn and its return, or its end by an error |
-| OpenInference TOOL named "handoff to X" | a decision to hand over, and the message that does |
+| invoke_agent, create_agent; AGENT | an agent's run: its spawn and its return, or its end by an error |
+| OpenInference TOOL named "handoff to X" | a decision to hand over, and the handoff message |
 | apply_guardrail; GUARDRAIL | a safety event |
 | a tool span whose error says that the tool was refused | a safety event beside the tool call |
 | a tool, a step or a span event named after a human's approval or input | a human intervention |
 | an operation, span or span event named after a public event kind (`human_intervention`, `message`, ...) | that event |
-| anything else, EVALUATOR and CHAIN included | a step that others happened in |
+| anything else, EVALUATOR and CHAIN included | a step that contains other spans |
 
 OpenTelemetry GenAI: https://opentelemetry.io/docs/specs/semconv/gen-ai/ . OpenInference:
 https://arize-ai.github.io/openinference/spec/semantic_conventions.html . Traceloop's span kinds are
-understood as well.
+supported as well.
 """
 
 import re
@@ -54,19 +54,21 @@ _TRIPPED = re.compile(r"triggered\W{0,3}[:=]\s*true", re.IGNORECASE)
 _MINTED = re.compile(
     r"(?<![0-9A-Za-z])(?:chatcmpl-|cmpl-|resp_|msg_|call_|toolu_|fc_)?([0-9a-f]{24})(?![0-9a-f])"
 )
-"""Ids that the proxy's answers carry: of the answer, of its items, of its tool calls. Each holds the
-call's id."""
+"""Ids in the proxy's answers: of the answer, its items and its tool calls. Each contains the call's id."""
 _ANSWER_ID = re.compile(r'"(?:id|responseId)"\s*:\s*"((?:chatcmpl-|cmpl-|resp_|msg_)?[0-9a-f]{24})"')
 _OUTPUT_CALL = re.compile(r"llm\.output_messages\.\d+\.message\.tool_calls\.\d+\.tool_call\.id")
 _LONG = 2_000
 _SHORT = 500
 _MOST = 16
-"""Characters of arguments, of other texts, and how many attributes and moments of a span are kept."""
+"""How much of a span is kept.
+
+`_LONG` and `_SHORT` are characters of arguments and of other texts; `_MOST` limits attributes and moments.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class MomentReport:
-    """What happened at one moment of a span."""
+    """A span event of a kind that the store knows."""
 
     kind: str
     t: float
@@ -77,7 +79,7 @@ class MomentReport:
 
 @dataclass(frozen=True, slots=True)
 class SpanReport:
-    """What a span says was done. As small as the span allows: this is what the store keeps of it."""
+    """What a span reports, reduced to what the store keeps of it."""
 
     trace_id: str
     span_id: str
@@ -89,36 +91,37 @@ class SpanReport:
     deed: str
     """llm, tool, agent, create_agent, handoff, guardrail, a public event kind, or step."""
     evidence: str
-    """Which convention says so."""
+    """The convention that says so."""
     confidence: float | None = None
+    """From 0 to 1; None if a convention says it."""
     agent: str = ""
-    """Name of the agent that did it; of an agent span, of the agent itself."""
+    """Name of the acting agent; for an agent span, of that agent."""
     target: str = ""
-    """Name of the agent that it was done to."""
+    """Name of the agent that is acted on."""
     call_id: str | None = None
-    """The model call that it is, or that asked for it, by an id that the proxy minted."""
+    """The model call that the span is, or that requested it, by an id that the proxy minted."""
     tool: str = ""
     tool_call_id: str = ""
     given: str = ""
-    """Arguments of a tool, task of an agent."""
+    """Arguments of a tool or task of an agent."""
     got: str = ""
     """Result of a tool or of an agent."""
     got_bytes: int = 0
     error: str | None = None
     refused: float | None = None
-    """How sure it is that the tool or what a guardrail looked at was refused; None if it was not."""
+    """Confidence that the tool call or the guarded content was refused; None if it was not."""
     attributes: dict[str, Any] = field(default_factory=dict)
-    """Of an event that names its kind itself."""
+    """Attributes of an event that names its own kind."""
     moments: tuple[MomentReport, ...] = ()
 
     def stored(self) -> dict[str, Any]:
-        """As JSON has it, without what is as it is by default."""
+        """The report as JSON values, without those that equal their defaults."""
         defaults = {one.name: one.default for one in fields(self)}
         return {name: value for name, value in asdict(self).items() if value != defaults[name]}
 
     @classmethod
     def of_stored(cls, stored: Mapping[str, Any]) -> Self:
-        """The same again."""
+        """The report that `stored` wrote."""
         values = {name: stored[name] for name in cls.__dataclass_fields__ if name in stored}
         values["moments"] = tuple(MomentReport(**moment) for moment in values.get("moments", ()))
         values["links"] = tuple(values.get("links") or ())
@@ -126,7 +129,7 @@ class SpanReport:
 
 
 def report_of(span: OtlpSpan) -> SpanReport:
-    """Read a span."""
+    """Reduce a span to its report."""
     said = span.attributes
     deed, evidence, confidence = _deed(span)
     moments = tuple(found for moment in span.moments if (found := _moment(moment)) is not None)[:_MOST]
@@ -171,8 +174,9 @@ def report_of(span: OtlpSpan) -> SpanReport:
 
 
 def _deed(span: OtlpSpan) -> tuple[str, str, float | None]:
-    """What was done, which convention says so, and how sure that is if none does."""
+    """The deed, the convention that says so, and a confidence if no convention does."""
     operation = _text(span.attributes, "gen_ai.operation.name")
+    # From the most to the least explicit: a public event kind, OpenInference, GenAI, Traceloop, the name.
     for kind in (operation, span.name.strip()):
         if kind in PUBLIC_KINDS:
             return kind, f"named {kind}", None
@@ -197,7 +201,7 @@ def _deed(span: OtlpSpan) -> tuple[str, str, float | None]:
 
 
 def _moment(moment: Moment) -> MomentReport | None:
-    """A span event, if it is one of ours."""
+    """A span event as a report; None if it has no kind that the store knows."""
     name = moment.name.strip().removeprefix("gen_ai.")
     if name in PUBLIC_KINDS:
         return MomentReport(name, moment.t, _kept(moment.attributes), f"span event {name}")
@@ -227,8 +231,9 @@ def _tool(span: OtlpSpan, deed: str) -> str:
 
 
 def _call(span: OtlpSpan, deed: str, tool_call_id: str) -> str | None:
-    """The call that minted an id which the span names. Ids in what a call was asked are those of other
-    calls.
+    """The id of the call that minted an id in the span.
+
+    Only a model call's output is searched: ids in its input belong to earlier calls.
     """
     said = span.attributes
     named = [_text(said, "gen_ai.response.id", "llm.response.id")]
@@ -241,13 +246,16 @@ def _call(span: OtlpSpan, deed: str, tool_call_id: str) -> str | None:
 
 
 def minted_by(text: str) -> str | None:
-    """The call whose answer brought an id; None if it is none of the proxy's."""
+    """The call whose answer contained this id; None if the proxy did not mint it."""
     match = _MINTED.search(text)
     return None if match is None else match[1]
 
 
 def _refusal(span: OtlpSpan, deed: str) -> float | None:
-    """A refused tool has an error that says so; a guardrail an error, or a tripwire that was triggered."""
+    """The confidence of a refusal, from 0 to 1; None if nothing was refused.
+
+    A guardrail refuses by an error or a triggered tripwire; a tool by an error that says it was refused.
+    """
     if deed == "guardrail":
         tripped = any(
             _TRIPPED.search(f"{name}: {_as_text(value)}") for name, value in span.attributes.items()
@@ -261,6 +269,7 @@ def _refusal(span: OtlpSpan, deed: str) -> float | None:
         if moment.name == "exception":
             kinds.append(_text(moment.attributes, "exception.type"))
             texts.append(_text(moment.attributes, "exception.message"))
+    # An error's type is chosen by a programmer and seldom misleads; its text may quote anything.
     failed = span.error is not None or any(kinds)
     if not failed:
         return None
@@ -270,7 +279,7 @@ def _refusal(span: OtlpSpan, deed: str) -> float | None:
 
 
 def _kept(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes of an event under the names that events have them."""
+    """The attributes of an event, renamed as events name them and cut to size."""
     names = {"gen_ai.tool.name": "tool", "gen_ai.tool.call.id": "tool_call_id", "gen_ai.agent.name": "agent"}
     out: dict[str, Any] = {}
     for name, value in said.items():
@@ -282,7 +291,7 @@ def _kept(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(said: Mapping[str, Any], *names: str) -> str:
-    """The first of some attributes that is there."""
+    """The first of these attributes that is present and not empty, as text."""
     return next((_as_text(said[name]) for name in names if said.get(name) not in (None, "")), "")
 
 

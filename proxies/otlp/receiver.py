@@ -1,19 +1,18 @@
-"""What instrumented harnesses say about themselves: OTLP/HTTP, at `/v1/traces` beside the model's routes.
+"""Receives spans from instrumented harnesses: OTLP/HTTP at `/v1/traces`, beside the model's routes.
 
     OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=<base URL>/s/<key>/v1/traces
 
 or without the key in the path, and `OTEL_EXPORTER_OTLP_TRACES_HEADERS=authorization=Bearer%20<key>` (or
 `x-api-key=<key>`).
 
-A span is kept, as small as `otlp_conventions` makes it, as an event of kind `span` of its rollout: committed
-before the exporter has its answer, once however often it is sent, and refused when there are too many. When
-the rollout's last session is sealed, what the spans tell is woven into its events and edges (`otlp_weave`),
-so that it does not matter when, and in which order, they came.
+A span is reduced to a report (`otlp.conventions`) and stored as an event of kind `span` of its rollout. It is
+committed before the exporter gets its answer, and stored once even if it is sent again. Spans beyond the limit
+are rejected. When the rollout's last session is sealed, the spans are woven into its events and edges
+(`otlp.weave`), so it does not matter when or in which order they arrived.
 
-What the traffic shows too is not stored twice. A model call, a tool call or a spawn that the proxy saw stays
-the proxy's event, unchanged: that a span tells of it as well is seen from the `span` event, which has the
-call's or tool call's id, and from the edges that lead from there to what only spans tell. Events that only
-spans tell of have `source` "otlp" and their `span_id`.
+Nothing is stored twice. A model call, tool call or spawn that the proxy saw stays the proxy's event, unchanged.
+The `span` event refers to it by its call id or tool call id, and edges lead from it to events that only spans
+report. Those have `source` "otlp" and their `span_id`.
 """
 
 import asyncio
@@ -52,14 +51,14 @@ from proxies.session import Session, SessionTable
 ROUTE = "/v1/traces"
 KIND = "span"
 _MAX_BODY = 16 << 20
-"""Bytes of a request, packed and unpacked."""
+"""Limit of a request in bytes, both compressed and decompressed."""
 MAX_SPANS = 20_000
-"""Spans of one rollout that are kept."""
+"""Limit of stored spans per rollout."""
 
 
 @dataclass
 class _Taken:
-    """What has come of one rollout."""
+    """The spans that one rollout has so far."""
 
     spans: set[tuple[str, str]] | None = None
     """Trace and span ids; None until they are read from the store."""
@@ -67,7 +66,7 @@ class _Taken:
 
 
 class SpanIntake:
-    """Takes spans from harnesses."""
+    """Stores the spans that harnesses export."""
 
     def __init__(
         self, store: TraceStore, table: SessionTable, recorder: Recorder, *, max_spans: int = MAX_SPANS
@@ -79,7 +78,7 @@ class SpanIntake:
         self._taken: dict[str, _Taken] = {}
 
     async def serve(self, connection: Connection, key: str | None) -> None:
-        """Answer one export. `key` is that of the path."""
+        """Answer one export. `key` is the session key in the path, if there is one."""
         encoding: Encoding = JSON
         try:
             encoding = encoding_of(connection.headers.get("content-type", ""))
@@ -96,6 +95,7 @@ class SpanIntake:
     async def settle(self, session: Session) -> None:
         """Weave a rollout's spans into its events and edges, once the last of its sessions is sealed."""
         rollout_id = session.row.rollout_id
+        # The lock waits for exports that are being committed: their spans must be part of the weave.
         async with self._taken.setdefault(rollout_id, _Taken()).lock:
             found, drawn = await asyncio.to_thread(self._woven, rollout_id)
             if found or drawn:
@@ -121,8 +121,10 @@ class SpanIntake:
         return await asyncio.to_thread(lambda: decode(unpacked(body, packed, _MAX_BODY), encoding))
 
     async def _keep(self, session: Session, export: OtlpExport) -> tuple[int, str]:
-        """Commit what is new. Returns how many spans were not taken, and why."""
+        """Commit the spans that are new. Returns the number of rejected spans and the reason."""
         rollout_id = session.row.rollout_id
+        # Exporters resend after a timeout, perhaps while the first request is still being written. The lock
+        # makes the check for duplicates and the commit one step.
         taken = self._taken.setdefault(rollout_id, _Taken())
         async with taken.lock:
             if taken.spans is None:
@@ -134,6 +136,7 @@ class SpanIntake:
             try:
                 await self._recorder.write(lambda conn: events.add_many(conn, rows))
             except StoreError as error:
+                # The write may or may not have happened, so the next export reads the ids from the store.
                 taken.spans = None
                 raise WireProblem(503, str(error)) from None
             taken.spans.update(kept)
@@ -146,7 +149,7 @@ class SpanIntake:
         return {(row.attributes["trace_id"], row.span_id or "") for row in rows}
 
     def _woven(self, rollout_id: str) -> tuple[list[EventRow], list[EdgeRow]]:
-        """Rows to write: none while a session is open, and if no span came."""
+        """The rows to write: none while a session is open or if there are no spans."""
         spans = self._store.read(lambda conn: events.of_rollout(conn, rollout_id, KIND))
         if not spans or not self._store.read(lambda conn: _all_sealed(conn, rollout_id)):
             return [], []
@@ -166,6 +169,7 @@ def _weave(
         there,
         edges.of_rollout(conn, rollout_id),
     )
+    # An edge may end at a model call, which has no event row yet: write one for each such call.
     ends = {end for edge in drawn for end in (edge.source_event_id, edge.target_event_id)} - {
         event.id for event in there
     }
@@ -178,7 +182,7 @@ def _write(conn: SqlConnection, found: Sequence[EventRow], drawn: Sequence[EdgeR
 
 
 def _seen(call: CallFacts) -> SeenCall:
-    """A call's id has the time at which it began."""
+    """A recorded call with its times. Its id begins with its start in microseconds, in hex."""
     start = int(call.id[:14], 16) / 1e6
     return SeenCall(call.id, call.agent_id, start, start + float(call.timings.get("total_s", 0.0)))
 
@@ -209,7 +213,7 @@ async def _refuse(connection: Connection, encoding: Encoding, status: int, messa
 
 
 def _key(connection: Connection) -> str | None:
-    """The session's key in the headers, whether or not the exporter decoded what it was configured with."""
+    """The session's key in the headers. Some exporters send the header URL-encoded, as it is configured."""
     given = connection.headers.get("x-api-key") or unquote(connection.headers.get("authorization", ""))
     kind, _, rest = given.partition(" ")
     return (rest.strip() if kind.lower() == "bearer" else given) or None

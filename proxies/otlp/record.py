@@ -1,8 +1,8 @@
-"""What is added to a rollout's events and edges by its spans, next to what the proxy has recorded already.
+"""The events and edges that spans add to those that the proxy recorded.
 
-An event that the traffic showed is not written again when a span tells of it: the span's edges then begin or
-end at the event that is there. Ids follow from rollout, span and part, so the same spans always give the same
-rows.
+If the proxy already recorded the event that a span reports, no second event is written: the span's edges
+start or end at the recorded one. Ids are derived from rollout, span and part, so the same spans always give
+the same rows.
 """
 
 import hashlib
@@ -17,18 +17,18 @@ from proxies.otlp.conventions import SpanReport
 
 SOURCE = "otlp"
 _TELLING = ("channel", "decision", "tool")
-"""Attributes that tell events of one kind apart."""
+"""Attributes that distinguish events of one kind."""
 _NEAR, _NEAR_S = 64, 60.0
-"""Two tales of one event are not further apart: events of its kind in between, and seconds."""
+"""How far apart two reports of one event may be: in events of its kind, and in seconds."""
 
 
 class SpanRows:
-    """Events and edges of one rollout: those that are there, and those that are to be written."""
+    """The events and edges of one rollout: the recorded ones and those to write."""
 
     def __init__(self, rollout_id: str, events: Iterable[EventRow], edges: Iterable[EdgeRow]) -> None:
         self.rollout_id = rollout_id
         self.events: list[EventRow] = []
-        """To be written."""
+        """Events to write."""
         self.edges: list[EdgeRow] = []
         self._there = {event.id: event for event in events}
         self._seen: dict[str, list[EventRow]] = {}
@@ -41,7 +41,7 @@ class SpanRows:
                 )
         self._drawn = {(edge.kind, edge.source_event_id, edge.target_event_id) for edge in edges}
         self._used: set[str] = set()
-        """Events of the traffic that a span has told of."""
+        """Ids of the proxy's events that a span has been matched to."""
         self._ours = {event.id for event in self._there.values() if event.source == SOURCE}
         self._tool_calls = {
             named: event.id for event in self._there.values() if (named := _tool_call_of(event))
@@ -61,7 +61,7 @@ class SpanRows:
         confidence: float | None = None,
         part: str = "",
     ) -> str:
-        """The event that a span tells of: one that is there, or a new one. Returns its id."""
+        """Find or add the event that a span reports. Returns its id."""
         said = {name: value for name, value in attributes.items() if value not in ("", None)}
         wanted = EventRow(
             self.rollout_id,
@@ -96,8 +96,9 @@ class SpanRows:
         evidence: str,
         confidence: float | None = None,
     ) -> None:
-        """Draw an edge that has both ends. Between two events that the traffic showed, the traffic's own
-        edges suffice.
+        """Add an edge, unless an end is missing or the edge exists.
+
+        Edges between two events that the proxy recorded are left to the proxy.
         """
         if source is None or target is None or source == target or (kind, source, target) in self._drawn:
             return
@@ -108,12 +109,13 @@ class SpanRows:
             self.edges.append(replace(made, id=row_id(t, self.rollout_id, kind, source, target)))
 
     def tool_call(self, tool_call_id: str) -> str | None:
-        """The event of a tool call."""
+        """The id of a tool call's event; None if there is none."""
         return self._tool_calls.get(tool_call_id) if tool_call_id else None
 
     def _twin(self, wanted: EventRow) -> EventRow | None:
-        """The event of the traffic that is the same: by its tool call, else by who, to whom and what,
-        nearest in time.
+        """The proxy's event that is the same as `wanted`; None if there is none.
+
+        It is matched by tool call id, else by agent, target and attributes, taking the nearest in time.
         """
         named = wanted.attributes.get("tool_call_id")
         if named:
@@ -125,6 +127,7 @@ class SpanRows:
                 ),
                 None,
             )
+            # With a call id and a tool call id the match is exact or there is none: do not guess by time.
             if exact is not None or (
                 wanted.kind in ("tool_call", "tool_result") and wanted.call_id is not None
             ):
@@ -141,9 +144,10 @@ class SpanRows:
         )
 
     def _use(self, twin: EventRow) -> None:
-        """An event is told of once."""
+        """Mark an event as matched, so that no other span is matched to it."""
         self._used.add(twin.id)
         seen = self._seen[twin.kind]
+        # Several events may have the same time, so the bisection only finds the first of them.
         at = bisect_left(seen, twin.t, key=lambda event: event.t)
         while seen[at].id != twin.id:
             at += 1
@@ -151,8 +155,10 @@ class SpanRows:
 
 
 def _alike(seen: EventRow, wanted: EventRow) -> bool:
-    """Whether two events can be the same: who and to whom agree as far as both are known, and one of them
-    is known of both.
+    """Whether two events can be the same.
+
+    Their agents and targets must not differ where both are known, and at least one of the two must be known
+    and equal in both.
     """
     pairs = ((seen.agent_id, wanted.agent_id), (seen.target_agent_id, wanted.target_agent_id))
     if any(one and other and one != other for one, other in pairs) or not any(
@@ -171,5 +177,5 @@ def _tool_call_of(event: EventRow) -> str:
 
 
 def row_id(t: float, *parts: str) -> str:
-    """An id like `new_id`'s that follows from what it stands for."""
+    """A deterministic id in the format of `new_id`, derived from a time and the parts."""
     return f"{int(t * 1e6):014x}{hashlib.blake2b('/'.join(parts).encode(), digest_size=5).hexdigest()}"

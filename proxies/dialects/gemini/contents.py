@@ -192,7 +192,7 @@ def _whole(value: Any) -> Any:
 
 
 def _kind(part: Fields) -> str:
-    """The name of a part's one data field. Raises `RequestProblem` for none, several or an unsupported one."""
+    """The name of a part's one data field. Raises `RequestProblem` unless there is one that is supported."""
     held = list(_held(part))
     # Some clients send a thought's signature as a part of its own, without any text.
     if not held and part.given("thoughtSignature"):
@@ -258,7 +258,7 @@ _COUNTS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minPrope
 
 
 def read_tools(fields: Fields) -> tuple[ToolSpec, ...]:
-    """The functions that a request declares. Raises `RequestProblem` for tools that the provider would run."""
+    """The functions that a request declares. Raises `RequestProblem` for tools that run at the provider."""
     out: list[ToolSpec] = []
     for tool in many(fields, "tools"):
         for name, value in tool.raw.items():

@@ -1,5 +1,6 @@
-"""Answers of the Responses protocol: the response object and its output items, the same whether streamed
-or not.
+"""Answers of the Responses protocol: the response object and its output items.
+
+Streamed and whole answers have the same items.
 """
 
 import base64
@@ -33,10 +34,9 @@ _MARK = b"harnessgym-reasoning:"
 
 
 def item_id(prefix: ItemPrefix, answer_id: str, number: int, *, raw: bool = False) -> str:
-    """The id of an answer's item, the `number`-th of its type.
+    """The id of the `number`-th item of its type in an answer.
 
-    `raw` marks a custom tool call whose input is the call's arguments as they were written, not the text in
-    them.
+    `raw` marks a custom tool call whose `input` is the call's whole arguments, not the text inside them.
     """
     return f"{prefix}_{answer_id}_{number}{'r' if raw else ''}"
 
@@ -48,15 +48,16 @@ def is_raw(given: str) -> bool:
 
 
 def answer_of(item: str, call: str = "") -> str | None:
-    """The answer that an item belongs to, by its id or that of its tool call; None if neither was minted
-    here.
+    """The id of the answer that an item belongs to, read from the item's id or its tool call's id.
+
+    None if neither id was minted here.
     """
     match = _ITEM.fullmatch(item) or _CALL.fullmatch(call)
     return None if match is None else match[1]
 
 
 def seal(reasoning: str) -> str:
-    """Reasoning as `encrypted_content`. It hides nothing: it brings back the exact text."""
+    """Reasoning as `encrypted_content`. It is encoded, not encrypted: a client sends the exact text back."""
     return base64.b64encode(_MARK + reasoning.encode()).decode()
 
 
@@ -82,14 +83,17 @@ class ItemWriter:
         self._sealed = _ENCRYPTED in request.asked.get("include", ())
 
     def output(self, message: Message, reason: FinishReason) -> list[Json]:
-        """All items of a whole answer; there is always one, so that an empty answer too can be sent back."""
+        """All items of a whole answer.
+
+        There is always at least one, so that a client can send back even an empty answer.
+        """
         out = [self.reasoning(0, message.reasoning)] if message.reasoning else []
         if message.content or not (message.reasoning or message.tool_calls):
             out.append(self.message(0, message.content, message_status(reason)))
         return out + [self.call(number, call) for number, call in enumerate(message.tool_calls)]
 
     def reasoning(self, number: int, text: str) -> Json:
-        """A reasoning item: one summary that says all of it and, if asked for, the text to bring back."""
+        """A reasoning item: the whole text as its one summary and, if asked for, as `encrypted_content`."""
         item: Json = {"id": item_id("rs", self._answer_id, number), "type": "reasoning"}
         item["summary"] = [summary_part(text)]
         return {**item, "encrypted_content": seal(text)} if self._sealed else item
@@ -105,7 +109,7 @@ class ItemWriter:
         return {**head, "content": [text_part(text)]}
 
     def call(self, number: int, call: ToolCall) -> Json:
-        """A function call, or the call of a custom tool with its plain text."""
+        """A function call, or a custom tool call with its plain text."""
         spec = self._specs.get(call.name)
         name = call.name if spec is None else bare_name(spec)
         space = {"namespace": spec.namespace} if spec is not None and spec.namespace else {}
@@ -116,6 +120,8 @@ class ItemWriter:
                 "status": "completed",
             }
             return {**head, "call_id": call.id, "name": name, **space, "arguments": call.arguments}
+        # The policy may have written arguments that hold no plain `input`. They are then sent whole, and the
+        # id says so, so that the call that comes back has the sampled arguments.
         text = _plain(call)
         head = {"id": item_id("ctc", self._answer_id, number, raw=text is None), "type": "custom_tool_call"}
         given = call.arguments if text is None else text
@@ -123,22 +129,22 @@ class ItemWriter:
 
 
 def message_status(reason: FinishReason) -> str:
-    """Status of the message that an answer ended in."""
+    """The status of an answer's last message: `incomplete` if it was cut at its length."""
     return "incomplete" if reason == "length" else "completed"
 
 
 def text_part(text: str) -> Json:
-    """Visible text."""
+    """A part with visible text."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def summary_part(text: str) -> Json:
-    """Reasoning text."""
+    """A part with reasoning text."""
     return {"type": "summary_text", "text": text}
 
 
 def response_head(stamp: Stamp, request: ModelRequest) -> Json:
-    """What a response repeats of its request, whatever becomes of it."""
+    """The part of a response that depends on the request only."""
     asked = request.asked
     return {
         "id": response_id(stamp.id),
@@ -167,7 +173,7 @@ def response_body(
     reason: FinishReason | None = None,
     usage: TokenUsage | None = None,
 ) -> Json:
-    """A response object: in progress while `reason` is None."""
+    """A response object. It is in progress while `reason` is None."""
     status = "in_progress" if reason is None else "incomplete" if reason == "length" else "completed"
     return {
         **head,
@@ -180,7 +186,7 @@ def response_body(
 
 
 def failed_body(answer_id: str, error: Json) -> Json:
-    """A response object that says only why there is no answer."""
+    """The response object of a failed request."""
     return {
         "id": response_id(answer_id),
         "object": "response",
@@ -192,7 +198,7 @@ def failed_body(answer_id: str, error: Json) -> Json:
 
 
 def _plain(call: ToolCall) -> str | None:
-    """The text in a custom tool's arguments; None if the policy wrote anything else into them."""
+    """The text in a custom tool's arguments; None if they are not exactly `{"input": text}`."""
     given = call.parsed
     text = given.get("input") if isinstance(given, dict) and len(given) == 1 else None
     return text if isinstance(text, str) else None
@@ -239,7 +245,7 @@ class _Open:
 
 @dataclass
 class ResponseStream:
-    """Turns deltas into the events of one response, one item open at a time."""
+    """Turns deltas into the events of one response. One item is open at a time."""
 
     stamp: Stamp
     request: ModelRequest
@@ -254,7 +260,7 @@ class ResponseStream:
         self._numbers = {"message": 0, "reasoning": 0, "call": 0}
 
     def begin(self) -> Iterator[Event]:
-        """The response exists and is being worked on."""
+        """Yields `response.created` and `response.in_progress`."""
         body = response_body(self._head)
         yield self._event("created", response=body)
         yield self._event("in_progress", response=body)
@@ -275,7 +281,8 @@ class ResponseStream:
                 yield from self._call(self._items.call(self._next("call"), call))
 
     def finish(self, end: Finished) -> Iterator[Event]:
-        """The end of the last item and of the response."""
+        """Yields the end of the last item and of the response."""
+        # An empty answer gets an empty message, as in `ItemWriter.output`.
         if not self._done and self._open is None:
             yield from self._enter("message")
         yield from self._close(message_status(end.reason))
@@ -305,7 +312,7 @@ class ResponseStream:
         yield self._within(added, place, part=part)
 
     def _close(self, status: str) -> Iterator[Event]:
-        """The end of the open item, if one is."""
+        """Yields the events that end the open item, if there is one."""
         if self._open is None:
             return
         text = self._open.text
@@ -323,7 +330,7 @@ class ResponseStream:
         self._open = None
 
     def _call(self, item: Json) -> Iterator[Event]:
-        """A whole tool call."""
+        """Yields the events of a whole tool call."""
         field = "input"
         event = "custom_tool_call_input"
         if item["type"] == "function_call":

@@ -1,9 +1,10 @@
-"""Input of the Responses protocol: a flat list of items, put back together into messages.
+"""Input of the Responses protocol: joins a flat list of items into messages.
 
-An answer comes back as several items: reasoning, a message, a call each. They become one assistant message
-again, the very one that was sampled, also where a client puts results between the calls or leaves out ids.
+An answer comes back as several items: reasoning, a message, and one item per call. They become one assistant
+message again, equal to the one that was sampled, even if the client puts results between the calls or omits
+ids.
 
-What an earlier request of the session had too is neither read nor put together again: its messages are the
+Items that an earlier request of the session had too are neither read nor joined again: their messages are the
 same objects.
 """
 
@@ -22,11 +23,11 @@ _ROLES = ("user", "system", "developer", "assistant")
 
 @dataclass(frozen=True, slots=True)
 class InputConversation:
-    """What `input` says."""
+    """The conversation in `input`."""
 
     messages: Sequence[Message] = ()
     identity: str = ""
-    """What equal inputs share, however their JSON is written."""
+    """A text that equal inputs share, however their JSON is formatted."""
 
 
 def read_input(fields: Fields) -> InputConversation:
@@ -40,20 +41,21 @@ def read_input(fields: Fields) -> InputConversation:
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    """One item, read. A later request that has it too gets the same object."""
+    """One parsed item. A later request that has the same item gets the same object."""
 
     kind: str
     identity: str
     message: Message
-    """What it says; of the assistant perhaps a part of a message."""
+    """The item as a message; an assistant's item may be only a part of one."""
     answer: str | None = None
-    """The answer it belongs to, as far as its ids tell."""
+    """The id of the answer it belongs to; None if its ids were not minted here."""
     _joined: "tuple[list[_Item], Message] | None" = None
 
     def join(self, others: "list[_Item]") -> Message:
-        """The message of which this item is the first part."""
+        """The message that this item and `others` make up."""
         if not others:
             return self.message
+        # Kept for the next request: equal parts must give the same object, and joining is not free.
         if self._joined is None or self._joined[0] != others:
             self._joined = (others, _join([self, *others]))
         return self._joined[1]
@@ -61,18 +63,17 @@ class _Item:
 
 @dataclass(slots=True)
 class _Group:
-    """Items of one message; of an assistant message more may follow."""
+    """The items of one message. An assistant message may still get more."""
 
     items: list[_Item]
     answer: str | None = None
-    """The answer they belong to, once one of them tells."""
+    """The id of their answer, once an item has told it."""
     answered: bool = False
-    """Whether a tool result came behind them."""
+    """Whether a tool result has followed them."""
 
     def takes(self, item: _Item) -> bool:
-        """Whether an item is of the same answer. No answer has two messages in a row, so those tell two
-        answers apart.
-        """
+        """Whether an item belongs to the same answer."""
+        # Without ids we have to guess. An answer never has two messages in a row, and a result ends it.
         if item.answer is not None and self.answer is not None:
             return item.answer == self.answer
         return not self.answered and not item.kind == self.items[-1].kind == "message"
@@ -82,6 +83,7 @@ def _messages(items: Sequence[_Item]) -> list[Message]:
     groups: list[_Group] = []
     draft: _Group | None = None
     for item in items:
+        # A tool result does not close the draft: some clients put results between the calls of one answer.
         if item.message.role != "assistant":
             groups.append(_Group([item]))
             if item.message.role != "tool":
@@ -116,7 +118,7 @@ def _item(item: Fields) -> _Item:
 
 
 def _message(item: Fields, kind: str) -> Message:
-    """What an item says."""
+    """One item as a message. Raises `RequestProblem` for an unsupported item."""
     match kind:
         case "message":
             return _said(item)
@@ -167,7 +169,7 @@ def _call(item: Fields, kind: str) -> ToolCall:
 
 
 def _content(item: Fields, name: str, joint: str, *, required: bool = True) -> tuple[str, tuple[str, ...]]:
-    """Texts, joined, and images of an item."""
+    """The joined texts and the images of an item."""
     value = item.need(name) if required else item.raw.get(name)
     if value is None or isinstance(value, str):
         return value or "", ()
@@ -202,8 +204,9 @@ def _image(part: Fields) -> str:
 
 
 def _reasoning(item: Fields) -> str:
-    """The exact text if the client kept it, else what it shows of it. Raises `RequestProblem` if there is
-    nothing to read.
+    """The exact reasoning if the client kept its `encrypted_content`, else its visible text.
+
+    Raises `RequestProblem` if there is only content that another endpoint encrypted.
     """
     sealed = item.text("encrypted_content", "")
     if sealed and (text := unseal(sealed)) is not None:
