@@ -247,7 +247,7 @@ def _messages(turn: Fields) -> list[Message]:
 
 def _user(blocks: list[Fields]) -> list[Message]:
     out: list[Message] = []
-    # Clients put tool results and text into one turn. The order is kept: text before a result stays before it.
+    # Clients mix tool results and text in one turn; the messages keep that order.
     open_text = False
     for block in blocks:
         if block.text("type") == "tool_result":

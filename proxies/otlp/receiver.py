@@ -6,13 +6,13 @@ or without the key in the path, and `OTEL_EXPORTER_OTLP_TRACES_HEADERS=authoriza
 `x-api-key=<key>`).
 
 A span is reduced to a report (`otlp.conventions`) and stored as an event of kind `span` of its rollout. It is
-committed before the exporter gets its answer, and stored once even if it is sent again. Spans beyond the limit
-are rejected. When the rollout's last session is sealed, the spans are woven into its events and edges
+committed before the exporter gets its answer, and stored once even if it is sent again. Spans beyond the
+limit are rejected. When the rollout's last session is sealed, the spans are woven into its events and edges
 (`otlp.weave`), so it does not matter when or in which order they arrived.
 
-Nothing is stored twice. A model call, tool call or spawn that the proxy saw stays the proxy's event, unchanged.
-The `span` event refers to it by its call id or tool call id, and edges lead from it to events that only spans
-report. Those have `source` "otlp" and their `span_id`.
+Nothing is stored twice. A model call, tool call or spawn that the proxy saw stays the proxy's event,
+unchanged. The `span` event refers to it by its call id or tool call id, and edges lead from it to events that
+only spans report. Those have `source` "otlp" and their `span_id`.
 """
 
 import asyncio

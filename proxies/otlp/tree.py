@@ -1,9 +1,9 @@
-"""The spans of a rollout as trees, joined to the calls and agents that the proxy saw.
+"""The spans of a rollout as trees, matched to the calls and agents that the proxy saw.
 
-A span joins a call by an id that the proxy minted: that is exact. A model call's span without such an id
-joins the first call that happened inside it in time, of its agent where that is known; the more calls could
-be meant, the less sure it is. The span of an agent is the agent whose calls happened in it; where they were
-several agents', the one with most.
+A span matches a call by an id that the proxy minted; that is exact. A model call's span without such an id
+matches the first free call within its time, of its agent where that is known. The more candidates there are,
+the lower the confidence. An agent's span stands for the agent whose calls happened in it; if there were
+several agents, for the one with the most calls.
 """
 
 from bisect import bisect_left, bisect_right
@@ -31,7 +31,7 @@ class SeenCall:
 
 @dataclass(frozen=True, slots=True)
 class JoinedSpan:
-    """A call, and why it is that."""
+    """The call that a span matches, with the evidence."""
 
     call: SeenCall
     evidence: str = BY_ID
@@ -40,7 +40,7 @@ class JoinedSpan:
 
 @dataclass
 class _Timeline:
-    """Calls by when they began and by when they ended."""
+    """Calls sorted by start and by end, for searches by time."""
 
     calls: list[SeenCall]
     _ended: list[SeenCall] = field(init=False)
@@ -64,12 +64,12 @@ class _Timeline:
 
 
 class SpanTree:
-    """All spans of a rollout, and what they are in the proxy's record."""
+    """All spans of a rollout, matched to the proxy's record."""
 
     def __init__(
         self, reports: Iterable[SpanReport], calls: Iterable[SeenCall], names: Sequence[tuple[str, str]] = ()
     ) -> None:
-        """`names` are (name, id) of the agents that the proxy knows."""
+        """`names` are the (name, id) pairs of the agents that the proxy knows."""
         self.reports = sorted(reports, key=lambda report: (report.start, -report.end, report.span_id))
         self._by_id = {report.span_id: report for report in self.reports}
         self._known: dict[str, tuple[SpanReport | None, SpanReport | None]] = {}
@@ -87,29 +87,34 @@ class SpanTree:
         }
         self._agents: dict[str, str] = {}
         self._inside: dict[str, dict[str, JoinedSpan]] = {}
+        # Exact matches identify agents' spans; those narrow the matches by time; and these may identify the
+        # agents' spans that had no exact match.
         self._identify()
         self._join_by_time()
         self._identify()
         self._named = self._names(names)
 
     def parent(self, report: SpanReport) -> SpanReport | None:
-        """What it happened in; for the first span of a trace, what it follows from."""
+        """The span's parent; for the root of a trace, the first known span that it links to."""
         if report.parent_id is not None:
             return self._by_id.get(report.parent_id)
         return next((found for link in report.links if (found := self._by_id.get(link)) is not None), None)
 
     def agent_around(self, report: SpanReport) -> SpanReport | None:
-        """The nearest span of an agent that it happened in."""
+        """The nearest agent span around this span."""
         return self._around(report)[0]
 
     def tool_around(self, report: SpanReport) -> SpanReport | None:
-        """The nearest tool call that it is part of, within its agent."""
+        """The nearest tool span around this span, inside the same agent span."""
         return self._around(report)[1]
 
     def _around(self, report: SpanReport) -> "tuple[SpanReport | None, SpanReport | None]":
-        """Agent and tool around a span. Every span is asked for its parent once, however deep the tree is;
-        a circle ends it.
+        """The agent and tool spans around a span.
+
+        Results are cached, so each span is walked once however deep the tree is.
         """
+        # Exporters may send cyclic parents or links. `passed` stops the walk there, and a loop instead of
+        # recursion stands any depth.
         path: list[SpanReport] = []
         passed: set[str] = set()
         at: SpanReport | None = report
@@ -129,8 +134,9 @@ class SpanTree:
         return self._known[report.span_id]
 
     def repeats(self, report: SpanReport) -> bool:
-        """Whether two instrumentations tell of the same: a span right inside one of the same kind and
-        name.
+        """Whether two instrumentations report the same thing.
+
+        That is a span directly inside one of the same kind and name.
         """
         above = self.parent(report)
         if above is None or above.deed != report.deed or report.deed not in ("agent", "tool"):
@@ -142,17 +148,18 @@ class SpanTree:
         )
 
     def call(self, report: SpanReport) -> JoinedSpan | None:
-        """The call that a span is, or that asked for it."""
+        """The call that a span is, or that requested it; None if it matches none."""
         return self._joined.get(report.span_id)
 
     def named_call(self, call_id: str | None) -> JoinedSpan | None:
-        """The call that an id names."""
+        """The call with this id; None if the rollout has no such call."""
         call = self.calls.get(call_id or "")
         return None if call is None else JoinedSpan(call)
 
     def agent_id(self, report: SpanReport) -> str | None:
-        """Who did it; of an agent's span, that agent. None if the proxy knows no such agent, or cannot
-        tell which it is.
+        """The id of the acting agent; for an agent's span, of that agent.
+
+        None if the proxy knows no such agent or cannot tell which one it is.
         """
         if report.deed == "agent":
             return self._agents.get(report.span_id) or self._named.get(report.agent)
@@ -165,11 +172,11 @@ class SpanTree:
         return None if above is None else self.agent_id(above)
 
     def named(self, name: str) -> str | None:
-        """The agent that spans call by a name; None if it is nobody's or several agents'."""
+        """The id of the agent with this name; None if no agent or several agents have it."""
         return self._named.get(name)
 
     def inside(self, report: SpanReport) -> list[JoinedSpan]:
-        """Calls of an agent's span, in order."""
+        """The calls inside an agent's span, in order of time."""
         found = list(self._inside.get(report.span_id, {}).values())
         agent = self.agent_id(report)
         if not found and agent in self._of_agent:
@@ -180,25 +187,28 @@ class SpanTree:
         return sorted(found, key=lambda joined: joined.call.start)
 
     def last_before(self, agent: str | None, t: float) -> JoinedSpan | None:
-        """The last call that an agent had answered at a time."""
+        """The agent's last call that ended by time `t`; None if there is none."""
         timeline, confidence = self._timeline(agent)
         found = timeline.last_before(t)
         return None if found is None else JoinedSpan(found, BY_TIME, confidence)
 
     def first_after(self, agent: str | None, t: float) -> JoinedSpan | None:
-        """The first call that an agent made after a time."""
+        """The agent's first call that started at time `t` or later; None if there is none."""
         timeline, confidence = self._timeline(agent)
         found = timeline.first_after(t)
         return None if found is None else JoinedSpan(found, BY_TIME, confidence)
 
     def _timeline(self, agent: str | None) -> tuple[_Timeline, float]:
-        """Calls of an agent; of an unknown one, those of all, which says much only if there is but one."""
+        """An agent's calls and the confidence in a match by time.
+
+        For an unknown agent these are the calls of all agents, which is only likely with a single agent.
+        """
         if agent is not None:
             return self._of_agent.get(agent, _NONE), _LIKELY
         return self._acting, _LIKELY if len(self._of_agent) == 1 else _GUESS
 
     def _identify(self) -> None:
-        """Whose the agents' spans are, by the calls that happened in them."""
+        """Find the agent of each agent span by the calls inside it; the agent with most calls wins."""
         self._inside.clear()
         for span in self.reports:
             joined = self._joined.get(span.span_id)
@@ -214,6 +224,8 @@ class SpanTree:
                 self._agents[span_id] = votes.most_common(1)[0][0]
 
     def _join_by_time(self) -> None:
+        # The spans are in order of time and each call is given away once, so concurrent calls of one agent
+        # match in order.
         taken = {joined.call.id for joined in self._joined.values()}
         for span in self.reports:
             if span.deed != "llm" or span.span_id in self._joined or span.call_id is not None:
@@ -227,7 +239,7 @@ class SpanTree:
                 taken.add(meant[0].id)
 
     def _names(self, known: Sequence[tuple[str, str]]) -> dict[str, str | None]:
-        """Names that stand for one agent each."""
+        """Maps each name to its agent's id, or to None if several agents have it."""
         meant: dict[str, set[str]] = {}
         for span in self.reports:
             joined = self._joined.get(span.span_id)

@@ -1,8 +1,8 @@
-"""Events and edges from the spans of a rollout, woven into what the proxy recorded of it.
+"""Derives events and edges from a rollout's spans and joins them with what the proxy recorded.
 
-Pure, and done once all spans are there: so they may come in any order, before or after the calls that they
-are about, and twice. Who did what to whom is taken from the tree of spans and from ids that the proxy minted;
-where neither says it, from the order of time, with less confidence.
+`weave` is pure and runs once all spans have arrived, so they may come in any order, before or after their
+calls, and more than once. Agents, calls and their relations come from the tree of spans and from ids that the
+proxy minted; failing that, from the order of time, with lower confidence.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,14 +17,14 @@ from proxies.otlp.tree import BY_ID, JoinedSpan, SeenCall, SpanTree
 _PARENT = "span parent"
 _LINK = "span link"
 _TO_TARGET: dict[str, EdgeKind] = {"message": "message", "spawn": "spawn", "return": "return"}
-"""Events that somebody else's next call takes in, and the edge that leads there."""
+"""Events that the target agent's next call reads, and the kind of edge to that call."""
 _TO_ITSELF: dict[str, EdgeKind] = {
     "aggregate": "aggregate",
     "human_intervention": "causal",
     "safety_event": "causal",
     "tool_result": "tool_dependency",
 }
-"""Events that the next call of who did it takes in."""
+"""Events that the acting agent's own next call reads, and the kind of edge to that call."""
 
 
 def weave(
@@ -35,11 +35,14 @@ def weave(
     events: Iterable[EventRow],
     edges: Iterable[EdgeRow],
 ) -> tuple[list[EventRow], list[EdgeRow]]:
-    """What is to be written besides `events` and `edges`. `agents` are (name, id); every call has an event
-    of its own id.
+    """The events and edges to write in addition to `events` and `edges`.
+
+    `agents` are (name, id) pairs. Edges refer to a model call by the call's id.
     """
     tree = SpanTree(reports, calls, agents)
     weaver = _Weaver(tree, SpanRows(rollout_id, events, edges))
+    # Links may point to a span that starts later, and returns can only be counted at the end: both need
+    # the events of all spans.
     for report in tree.reports:
         if not tree.repeats(report):
             weaver.add(report)
@@ -50,18 +53,18 @@ def weave(
 
 
 class _Weaver:
-    """Goes through the spans in the order they began: what one happened in comes before it."""
+    """Turns spans into events and edges, in order of their start: a parent comes before its children."""
 
     def __init__(self, tree: SpanTree, record: SpanRows) -> None:
         self.tree = tree
         self.record = record
         self._event_of: dict[str, str] = {}
-        """Span to the event that it begins with; of a model call, that call."""
+        """Maps a span's id to the id of its first event; for a model call, to the call's id."""
         self._returns: dict[str, list[tuple[str, SpanReport]]] = {}
-        """Call to the returns that it takes in, each with the agent's span."""
+        """Maps a call's id to the returns that the call reads, each with the agent's span."""
 
     def add(self, report: SpanReport) -> None:
-        """Events of one span, and the edges that its place in the tree gives them."""
+        """Add the events of one span and the edges that follow from its place in the tree."""
         deeds = {
             "llm": self._model_call,
             "tool": self._tool,
@@ -80,12 +83,12 @@ class _Weaver:
             self._named(report, moment, str(number))
 
     def follow(self, report: SpanReport) -> None:
-        """Edges that its links give."""
+        """Add the edges that follow from a span's links."""
         for link in report.links:
             self.record.edge("causal", self._event_of.get(link), self._event_of.get(report.span_id), _LINK)
 
     def gather(self) -> None:
-        """Where several returns reach one call, that call aggregates."""
+        """Add an aggregate event to each call that reads several returns."""
         for call_id, returns in self._returns.items():
             if len(returns) < 2:
                 continue
@@ -106,7 +109,7 @@ class _Weaver:
             self.record.edge("aggregate", gathered, call_id, _PARENT)
 
     def _model_call(self, report: SpanReport) -> None:
-        """The traffic has the call itself."""
+        """A model call adds no event: the proxy recorded it."""
         joined = self.tree.call(report)
         if joined is not None:
             self._event_of[report.span_id] = joined.call.id
@@ -136,7 +139,10 @@ class _Weaver:
             self._draw("causal", refused, after)
 
     def _agent(self, report: SpanReport) -> None:
-        """Agents that another one started; the first agent of all is started by nobody."""
+        """Add the spawn, task, result and return, or failure, of an agent that another agent started.
+
+        The root agent has none of these: nothing started it.
+        """
         above = self.tree.agent_around(report)
         tool = self.tree.tool_around(report)
         if above is None and tool is None:
@@ -148,6 +154,8 @@ class _Weaver:
         said: dict[str, Any] = {"agent": report.agent}
         if tool is not None:
             said |= {"tool": tool.tool, "tool_call_id": tool.tool_call_id}
+        # A sub-agent started by a tool call comes from that call's event, else from the starter's last call.
+        # The starter's first call after the end is the one that reads the result.
         origin = (
             self._event_of.get(tool.span_id)
             if tool is not None
@@ -202,7 +210,7 @@ class _Weaver:
             self._draw("message", message, self.tree.first_after(to, report.end))
 
     def _guardrail(self, report: SpanReport) -> None:
-        """A check of a tool call, of what an agent is asked, or of what it answered."""
+        """Add a safety event: a check of a tool call, of an agent's input or of its output."""
         who = self.tree.agent_id(report)
         tool = self.tree.tool_around(report)
         said = {
@@ -221,7 +229,7 @@ class _Weaver:
         self._draw("causal", before, event)
 
     def _named(self, report: SpanReport, moment: MomentReport, part: str) -> str:
-        """An event that says itself of what kind it is."""
+        """Add an event that names its own kind. Returns its id."""
         kind = moment.kind
         said = dict(moment.attributes)
         tool_call_id = str(said.get("tool_call_id") or report.tool_call_id)
@@ -255,9 +263,7 @@ class _Weaver:
         return event
 
     def _before(self, kind: str, event: str, tool: str | None, call: JoinedSpan | None) -> None:
-        """What led to an event: the tool call that it is about, if there is one, else the agent's last
-        call.
-        """
+        """Add the edge from an event's cause: its tool call if it has one, else the agent's last call."""
         if kind == "safety_event" and tool is not None:
             self.record.edge("safety_flow", event, tool, BY_ID)
         elif kind == "tool_result" and tool is not None:
@@ -268,7 +274,7 @@ class _Weaver:
             self._draw("return" if kind == "return" else "causal", call, event)
 
     def _after(self, kind: str, event: str, who: str | None, to: str | None, t: float) -> None:
-        """The call that takes an event in."""
+        """Add the edge to the call that reads the event."""
         if kind in _TO_TARGET:
             self._draw(_TO_TARGET[kind], event, None if to is None else self.tree.first_after(to, t))
         elif kind in _TO_ITSELF:
@@ -277,7 +283,7 @@ class _Weaver:
     def _draw(
         self, kind: EdgeKind, source: "str | JoinedSpan | None", target: "str | JoinedSpan | None"
     ) -> None:
-        """An edge with a call at one end, as sure as it is that it is this call."""
+        """Add an edge with a call at one end. The match of the call gives its evidence and confidence."""
         joined = next(
             (end for end in (source, target) if isinstance(end, JoinedSpan)), JoinedSpan(_NO_CALL, _PARENT)
         )

@@ -1,9 +1,8 @@
-"""OTLP/HTTP on the wire: requests in JSON or protobuf, gzipped or not, to spans; and what the protocol
-answers.
+"""OTLP/HTTP on the wire: decodes requests to spans and encodes the protocol's responses.
 
-JSON needs nothing; protobuf needs the package `opentelemetry-proto` (`harnessgym-rl[otlp]`). Ids are hex in
-JSON, as OTLP demands, and bytes in protobuf. A span that cannot be read is counted and does not take the
-others with it.
+Requests are JSON or protobuf, gzipped or not. Protobuf needs the package `opentelemetry-proto`
+(`harnessgym-rl[otlp]`). Ids are hex in JSON, as OTLP requires, and bytes in protobuf. An unreadable span is
+counted as rejected; the others are kept.
 
 The protocol: https://opentelemetry.io/docs/specs/otlp/
 """
@@ -25,7 +24,7 @@ from proxies.strict_json import loads_lenient
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something that happened inside a span; OpenTelemetry calls it a span event."""
+    """A point in time inside a span; OpenTelemetry calls it a span event."""
 
     name: str
     t: float
@@ -42,18 +41,18 @@ class OtlpSpan:
     span_id: str
     """16 hex digits."""
     parent_id: str | None
-    """Span of the same trace in which it happened."""
+    """Id of the parent span, in the same trace."""
     name: str
     start: float
     """Unix seconds."""
     end: float
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    """Plain values and lists of them."""
+    """JSON values."""
     moments: tuple[Moment, ...] = ()
     links: tuple[str, ...] = ()
-    """Ids of spans that it follows from."""
+    """Ids of the spans that it links to."""
     error: str | None = None
-    """What its status says, if that is an error; empty if it says no more."""
+    """Message of an error status, perhaps empty; None if the status is no error."""
 
     def __post_init__(self) -> None:
         assert self.start <= self.end
@@ -63,7 +62,7 @@ Encoding = Literal["application/json", "application/x-protobuf"]
 JSON: Encoding = "application/json"
 PROTOBUF: Encoding = "application/x-protobuf"
 _AGENT_OF_PROCESS = ("gen_ai.agent.name", "gen_ai.agent.id", "agent.name")
-"""Attributes of a resource that hold for all its spans."""
+"""Resource attributes that are copied to all spans of the resource."""
 _ERROR = 2
 _INVALID_ARGUMENT = 3
 _UNAUTHENTICATED = 16
@@ -78,7 +77,7 @@ _CODES = {
 
 
 class WireProblem(Exception):
-    """A request that cannot be read at all."""
+    """A request that is refused as a whole, with its HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -88,17 +87,17 @@ class WireProblem(Exception):
 
 @dataclass(frozen=True, slots=True)
 class OtlpExport:
-    """What one request brought."""
+    """The spans of one request."""
 
     spans: tuple[OtlpSpan, ...]
     rejected: int = 0
-    """Spans that cannot be read."""
+    """Number of spans that cannot be read."""
     reason: str = ""
-    """Why, of the first of them."""
+    """What is wrong with the first of them."""
 
 
 def encoding_of(content_type: str) -> Encoding:
-    """The encoding of a request, which is that of its answer too. Raises `WireProblem`."""
+    """The encoding of a request and of its response. Raises `WireProblem` for an unknown one."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind == JSON:
         return JSON
@@ -110,14 +109,13 @@ def encoding_of(content_type: str) -> Encoding:
 
 
 def unpacked(body: bytes, content_encoding: str, limit: int) -> bytes:
-    """A body without its compression. Raises `WireProblem` if that is unknown, broken, or hides more than
-    `limit` bytes.
-    """
+    """Decompress a body. Raises `WireProblem` for unknown or broken compression and above `limit` bytes."""
     kind = content_encoding.strip().lower()
     if kind in ("", "identity"):
         return body
     if kind != "gzip":
         raise WireProblem(415, f"The content encoding {kind!r} is not known here: send gzip or none.")
+    # One byte more than the limit is enough to know: a gzip bomb is never inflated whole.
     inflate = zlib.decompressobj(wbits=31)
     try:
         data = inflate.decompress(body, limit + 1)
@@ -131,7 +129,7 @@ def unpacked(body: bytes, content_encoding: str, limit: int) -> bytes:
 
 
 def decode(data: bytes, encoding: Encoding) -> OtlpExport:
-    """The spans of a request. Raises `WireProblem` for what is no ExportTraceServiceRequest."""
+    """Decode the spans of a request. Raises `WireProblem` if it is not an ExportTraceServiceRequest."""
     try:
         request = _Request.model_validate(_from_json(data) if encoding == JSON else _from_protobuf(data))
     except ValidationError as error:
@@ -149,7 +147,7 @@ def decode(data: bytes, encoding: Encoding) -> OtlpExport:
 
 
 def success(encoding: Encoding, rejected: int = 0, reason: str = "") -> bytes:
-    """An ExportTraceServiceResponse: empty, or with the partial success that counts what was not taken."""
+    """An ExportTraceServiceResponse: empty, or a partial success with the number of rejected spans."""
     if encoding == JSON:
         return json.dumps(
             {"partialSuccess": {"rejectedSpans": str(rejected), "errorMessage": reason}} if rejected else {}
@@ -168,13 +166,13 @@ def failure(encoding: Encoding, status: int, message: str) -> bytes:
 
 
 class _Read(BaseModel):
-    """Names as JSON has them. What is not known is passed over, as OTLP demands."""
+    """Base of the request's models: camelCase names as in JSON; unknown fields are ignored, as OTLP requires."""
 
     model_config = ConfigDict(alias_generator=to_camel)
 
 
 class _AnyValue(_Read):
-    """A value of an attribute: exactly one of these, or none."""
+    """An attribute's value: at most one of these fields is set."""
 
     string_value: str | None = None
     bool_value: bool | None = None
@@ -185,7 +183,7 @@ class _AnyValue(_Read):
     kvlist_value: "_Pairs | None" = None
 
     def plain(self) -> Any:
-        """The value as Python has it."""
+        """The value as a plain Python value."""
         if self.array_value is not None:
             return [value.plain() for value in self.array_value.values]
         if self.kvlist_value is not None:
@@ -196,6 +194,7 @@ class _AnyValue(_Read):
             if self.string_value is not None
             else next((value for value in found if value is not None), None)
         )
+        # The store keeps JSON in PostgreSQL, which takes neither NaN and infinities nor NUL characters.
         if isinstance(given, float) and not math.isfinite(given):
             return str(given)
         return given.replace("\0", "\ufffd") if isinstance(given, str) else given
@@ -253,7 +252,7 @@ class _Span(_Read):
     status: _Status | None = None
 
     def span(self, resource: Mapping[str, Any]) -> OtlpSpan:
-        """The same as a record. Raises `ValueError` for one without a time, or whose ids are all zero."""
+        """Convert to an `OtlpSpan`. Raises `ValueError` for missing times and ids of zeros."""
         if not int(self.trace_id, 16) or not int(self.span_id, 16):
             raise ValueError(f"span {self.name!r} has an id of zeros")
         if not 0 < self.start_time_unix_nano <= self.end_time_unix_nano:
@@ -314,7 +313,7 @@ def _from_json(data: bytes) -> Any:
 
 
 def _from_protobuf(data: bytes) -> Any:
-    """A protobuf request in the form that JSON has."""
+    """A protobuf request as the value that its JSON encoding would have."""
     try:
         protobuf: Any = import_module("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
         form: Any = import_module("google.protobuf.json_format")
@@ -329,6 +328,7 @@ def _from_protobuf(data: bytes) -> Any:
     except problem.DecodeError as error:
         raise WireProblem(400, f"The body is no protobuf: {error}.") from None
     request = form.MessageToDict(message, use_integers_for_enums=True)
+    # Protobuf's own JSON form writes bytes as base64, but OTLP's JSON writes ids as hex.
     for resource_spans in request.get("resourceSpans", ()):
         for scope in resource_spans.get("scopeSpans", ()):
             for span in scope.get("spans", ()):
@@ -349,6 +349,7 @@ def _hex(written: str) -> str:
 
 def _field(number: int, data: bytes) -> bytes:
     """A length-delimited protobuf field."""
+    # Written by hand, so that answers in protobuf do not need the protobuf package.
     return _varint(number << 3 | 2) + _varint(len(data)) + data
 
 

@@ -1,1 +1,1 @@
-"""The parsers of sampled answers, one file per model family. Names are in the registry."""
+"""Parsers of sampled answers, one file per model family. The registry has their names."""

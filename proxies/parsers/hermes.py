@@ -1,14 +1,15 @@
-"""Hermes markup, which Qwen writes too: `<think>…</think>`, text, `<tool_call>{"name": …, "arguments":
-{…}}</tool_call>`.
+"""Parses Hermes markup, which Qwen models write too.
 
-Separators that a template writes are not content, so that a canonical turn, parsed and rendered, is the same
-text:
+A turn is `<think>…</think>`, then text, then `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
 
-- newlines at the ends of the reasoning and after `</think>`;
+Separators that a template writes are not content. A canonical turn that is parsed and rendered again therefore
+gives the same text. Separators are:
+
+- newlines at both ends of the reasoning and after `</think>`;
 - one newline between text and a call;
-- a stretch of nothing but whitespace before, between and after tags.
+- whitespace-only stretches before, between and after tags.
 
-A call ends at the first `</tool_call>`. Reasoning comes first or not at all: tags elsewhere are text.
+A call ends at the first `</tool_call>`. Reasoning can only come first: think tags elsewhere are text.
 """
 
 import re
@@ -36,11 +37,11 @@ class _State(Enum):
 
 
 class HermesParser:
-    """One sampled turn.
+    """Parses one sampled turn.
 
-    `call_prefix` begins the ids of its tool calls, the call's index ends them. `stop_token_ids` are control,
-    not text. `in_reasoning` says that the prompt has opened the reasoning already. Without `tools` a
-    `<tool_call>` is text.
+    A tool call's id is `call_prefix` and the call's index. `stop_token_ids` are control tokens, not text.
+    `in_reasoning` means that the prompt already ends inside a `<think>`. Without `tools`, `<tool_call>` is
+    text.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class HermesParser:
         self._table = table
         self._detokenizer = Detokenizer(table)
         self._ids: list[int] = []
-        """All tokens but those that end the turn."""
+        """All tokens except stop tokens."""
         self._call_prefix = call_prefix
         self._stop = frozenset(stop_token_ids)
         self._tags = (_THINK, _THINK_END, _CALL, _CALL_END) if tools else (_THINK, _THINK_END)
@@ -64,17 +65,17 @@ class HermesParser:
         self._state = _State.THINK if in_reasoning else _State.TEXT
         self._opened = in_reasoning
         self._thought = in_reasoning
-        """Whether the prompt has opened the reasoning; whether there is any."""
+        """`_opened`: the prompt opened the reasoning. `_thought`: the turn has reasoning."""
         self._marked = in_reasoning
-        """Whether reasoning or a call came already."""
+        """Whether there was reasoning or a call already."""
         self._pending = ""
-        """Text not yet decided upon: perhaps the beginning of a tag, or the body of an open call."""
+        """Undecided text: perhaps the start of a tag, or the body of an open call."""
         self._held = ""
         """Whitespace that is content only if more text follows."""
         self._solid = False
-        """Whether the present stretch of text has something besides whitespace."""
+        """Whether the current stretch of text has anything but whitespace."""
         self._trim = in_reasoning
-        """Whether newlines at the beginning of the present stretch are separators."""
+        """Whether newlines at the start of the current stretch are separators."""
         self._deltas: list[ParsedDelta] = []
         self._content: list[str] = []
         self._reasoning: list[str] = []
@@ -83,11 +84,11 @@ class HermesParser:
 
     @property
     def reasoning_tokens(self) -> int:
-        """See `Parser.reasoning_tokens`. Looked for in the bytes that the tokens write: a delimiter may be
-        several tokens.
-        """
+        """See `Parser.reasoning_tokens`."""
         if not self._thought:
             return 0
+        # A delimiter may be several tokens, or share one with text, so it is found in the bytes and its
+        # offsets are mapped back to tokens.
         written = [self._table[token] for token in self._ids]
         data = b"".join(written)
         starts = [0, *accumulate(map(len, written))]
@@ -97,18 +98,19 @@ class HermesParser:
         return bisect_left(starts, end) - bisect_right(starts, begin) + 1 if begin < end else 0
 
     def feed(self, ids: Sequence[int]) -> list[ParsedDelta]:
-        """What these tokens complete."""
+        """The deltas that these tokens complete."""
         said = [token for token in ids if token not in self._stop]
         self._ids += said
         self._read(self._detokenizer.feed(said))
         return self._take()
 
     def flush(self) -> list[ParsedDelta]:
-        """What was held back, when no more tokens come."""
+        """The deltas that were held back. Call it after the last token."""
         if self._flushed:
             return []
         self._flushed = True
         self._read(self._detokenizer.flush())
+        # What looked like the start of a tag is text after all, and a call that never closed is malformed.
         rest = self._pending
         self._pending = ""
         if self._state is _State.THINK:
@@ -122,7 +124,7 @@ class HermesParser:
         return self._take()
 
     def finish(self) -> Message:
-        """The whole turn."""
+        """The whole turn as a message."""
         self.flush()
         return Message(
             "assistant",
@@ -137,13 +139,14 @@ class HermesParser:
         return deltas
 
     def _read(self, text: str) -> None:
+        # A long call arrives in many pieces: search only the new text and a tag's length before it.
         searched = max(0, len(self._pending) - len(_CALL_END))
         self._pending += text
         while self._pending and self._step(searched):
             searched = 0
 
     def _step(self, searched: int) -> bool:
-        """Consume pending text up to the end of the next tag. False when more text is needed."""
+        """Consume pending text through the next tag. Returns False if more text is needed."""
         if self._state is _State.CALL:
             return self._step_call(searched)
         tags = (_THINK_END,) if self._state is _State.THINK else self._tags
@@ -193,7 +196,7 @@ class HermesParser:
             self._reject(tag)
 
     def _begin(self, *, trim: bool) -> None:
-        """Begin a new stretch of text or reasoning behind a tag."""
+        """Start a new stretch of text or reasoning after a tag."""
         self._held = ""
         self._solid = False
         self._trim = trim
@@ -204,7 +207,7 @@ class HermesParser:
         self._say(markup)
 
     def _say(self, text: str) -> None:
-        """Text of the answer; whitespace at its end is held."""
+        """Add answer text. Whitespace at its end is held back: before a tag it may be a separator."""
         text = self._held + text
         if not self._solid:
             self._solid = bool(text) and not text.isspace()
@@ -221,7 +224,7 @@ class HermesParser:
             self._deltas.append(TextDelta(text))
 
     def _reason(self, text: str) -> None:
-        """Text of the reasoning, newlines at both ends left out."""
+        """Add reasoning text, without newlines at both ends."""
         text = self._held + text
         if not self._solid:
             text = text.lstrip("\n")
@@ -234,10 +237,10 @@ class HermesParser:
 
 
 def read_call(body: str, call_id: str) -> ToolCall | None:
-    """The call in the body of a `<tool_call>`; None unless it is a JSON object of exactly a name and an
-    object of arguments.
+    """The call in the body of a `<tool_call>`; None if it is malformed.
 
-    The arguments are the very text that was written.
+    The body must be a JSON object with exactly `name` and `arguments`, an object. The call keeps the arguments
+    as they were written.
     """
     try:
         members = strict_json.spans(body)
@@ -250,6 +253,6 @@ def read_call(body: str, call_id: str) -> ToolCall | None:
 
 
 def _overlap(text: str, tags: Sequence[str]) -> int:
-    """How many characters at the end of `text` may begin a tag."""
+    """The number of characters at the end of `text` that may be the start of a tag."""
     at = text.rfind("<", max(0, len(text) - max(map(len, tags)) + 1))
     return len(text) - at if at >= 0 and any(tag.startswith(text[at:]) for tag in tags) else 0

@@ -1,4 +1,4 @@
-"""Answers to raw prompts: text, whatever it looks like. No markup is read."""
+"""Parses answers to raw prompts: everything is text, markup included."""
 
 import codecs
 from collections.abc import Callable, Collection, Sequence
@@ -9,8 +9,9 @@ from proxies.parser import ParsedDelta
 
 
 class RawParser:
-    """One sampled continuation. `written` gives the bytes of token ids; `stop_token_ids` are control, not
-    text.
+    """Parses one sampled continuation.
+
+    `written` gives the bytes of token ids. `stop_token_ids` are control tokens, not text.
     """
 
     def __init__(
@@ -19,12 +20,13 @@ class RawParser:
         self.unparsed = 0
         self._written = written
         self._stop = frozenset(stop_token_ids)
+        # A character may be split between tokens: an incremental decoder holds its first bytes back.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._said: list[str] = []
 
     @property
     def reasoning_tokens(self) -> int:
-        """None are: no markup is read."""
+        """Always 0: markup is not parsed."""
         return 0
 
     def feed(self, ids: Sequence[int]) -> list[ParsedDelta]:
@@ -32,11 +34,11 @@ class RawParser:
         return self._say(self._written([token for token in ids if token not in self._stop]))
 
     def flush(self) -> list[ParsedDelta]:
-        """U+FFFD for a character that was cut off."""
+        """The end of the text: U+FFFD if it was cut within a character."""
         return self._say(b"", final=True)
 
     def finish(self) -> Message:
-        """The whole text."""
+        """The whole text as a message."""
         self.flush()
         return Message("assistant", "".join(self._said))
 
