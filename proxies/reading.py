@@ -1,8 +1,8 @@
-"""Request bodies read once: what a body has in common with an earlier one of its session is not read again.
+"""Reads request bodies incrementally: the part that an earlier body of the session had is not read again.
 
-A harness sends its whole conversation with every turn. Only what is new of it is parsed, taken apart for the
-store, and made into messages; a turn then costs what it adds, however long the conversation is. The result is
-the same, to the last byte, as reading every body by itself (`strict_json.loads_lenient` and `split_body`).
+A harness sends its whole conversation with every turn. Only the new part is parsed, split for the store and
+made into messages, so a turn costs what it adds, however long the conversation is. The result is the same, to
+the byte, as reading every body by itself (`strict_json.loads_lenient` and `split_body`).
 """
 
 import hashlib
@@ -18,46 +18,47 @@ from proxies import strict_json
 
 T = TypeVar("T")
 _CONVERSATIONS = 4
-"""Conversations of one session that are remembered: sub-agents take turns."""
+"""Number of conversations that a session remembers: sub-agents take turns."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Members:
-    """The members of a body before its list, or behind it."""
+    """The members of a body before its list, or after it."""
 
     text: str
     values: dict[str, Any]
     made: dict[str, list[Any]] = field(default_factory=dict)
-    """What the dialect made of their arrays."""
+    """Maps a member's name to what the dialect made of its array."""
 
 
 @dataclass(slots=True)
 class _Conversation:
-    """A body that was read."""
+    """A body that was read, and what was made of it."""
 
     text: str
     head: _Members
     name: str
-    """The member that holds the list."""
+    """Name of the member that holds the list."""
     separator: str
     tail: _Members
     values: list[Any]
     """The list's elements."""
     ends: list[int]
-    """Where each of them ends in the text."""
+    """The offset in the text at which each element ends."""
     hashes: list[str]
-    """Of the text of each of them."""
+    """The hash of each element's text."""
     made: list[Any]
-    """What the dialect made of those that it was asked for, from the first on."""
+    """What the dialect made of the elements, from the first on; it may be shorter than `values`."""
     tallies: dict[Callable[[Any], bool], tuple[int, int]]
-    """What was counted of `made`: how many of its first elements were looked at, how many of them count."""
+    """Counts over `made`: the number of leading elements tested, and how many of them passed."""
     digest: "hashlib.blake2b"
-    """State after the text up to the end of the last element; copied, never updated."""
+    """Hash state of the text up to the end of the last element. Copy it, never update it: others share it."""
     base: BaseBody | None = None
-    """The stored body that has the first of them; None while nothing is known to be stored."""
+    """The stored body that has the first elements; None until one is known to be committed."""
 
     def shared(self, text: str) -> int:
-        """How many leading elements another text has too, word for word, behind the same head."""
+        """The number of leading elements that another text shares, byte for byte, after the same head."""
+        # The usual case, the same conversation with more turns, costs a single comparison.
         if text.startswith(self.text[: self.ends[-1]]):
             return len(self.ends)
         if not text.startswith(self.head.text):
@@ -73,9 +74,10 @@ class Made(list[T]):
         self._tallies = tallies
 
     def tally(self, counts: Callable[[T], bool]) -> int:
-        """How many elements count. Only those are looked at that are new in the conversation."""
+        """The number of elements for which `counts` is true. Only new elements are tested."""
         looked, count = self._tallies.get(counts, (0, 0))
-        if looked > len(self):  # somebody else's, who went on
+        # The tallies are shared with a later body of the conversation, which may have tested more elements.
+        if looked > len(self):
             looked = count = 0
         count += sum(counts(self[index]) for index in range(looked, len(self)))
         self._tallies[counts] = (len(self), count)
@@ -83,21 +85,23 @@ class Made(list[T]):
 
 
 class ReadBody(bytes):
-    """A request's body together with what was read of it."""
+    """A request's body with its parsed value."""
 
     value: dict[str, Any]
     """The JSON value, as `strict_json.loads_lenient` gives it."""
     apart: SplitBody
-    """The body as the store takes it."""
+    """The body split for the store."""
     digest: str
     """`digest_of` it."""
     _conversation: _Conversation
 
     def make(self, name: str, read: Callable[[Any, int], T]) -> Made[T] | None:
-        """`read` of every element of an array of the body, called for those that are new. None if it is no
-        such array.
+        """Apply `read` to every element of an array of the body; it is called for new elements only.
+
+        None if the body has no array of that name.
         """
         conversation = self._conversation
+        # In JSON the last of two members with one name wins, so the tail may replace the list.
         if name == conversation.name and name not in conversation.tail.values:
             made = conversation.made
             values = conversation.values
@@ -113,8 +117,9 @@ class ReadBody(bytes):
         return None
 
     def stored(self, call_id: str, written: "Future[None]") -> None:
-        """To be called when the write of a call with this body has ended: what is committed need not be
-        written again.
+        """Note that the write of a call with this body has ended.
+
+        If it was committed, later bodies refer to its elements instead of writing them again.
         """
         if written.exception() is None:
             self._conversation.base = BaseBody(call_id, len(self._conversation.ends))
@@ -127,8 +132,9 @@ class BodyReader:
         self._known: list[_Conversation] = []
 
     def read(self, body: bytes) -> bytes:
-        """A `ReadBody`, or the body as it is where it holds no list of messages or is not valid: then it
-        is read elsewhere.
+        """A `ReadBody`, or the body unchanged if it is invalid or has no list of messages.
+
+        The dialect parses an unchanged body itself and reports what is wrong with it.
         """
         try:
             text = body.decode()
@@ -142,6 +148,7 @@ class BodyReader:
             return body
         if conversation is None:
             return body
+        # A conversation that goes on replaces its earlier self; one that branches off is remembered beside it.
         if known is not None and shared == len(known.ends):
             self._known.remove(known)
         self._known = [conversation, *self._known[: _CONVERSATIONS - 1]]
@@ -160,17 +167,17 @@ class BodyReader:
 
 
 def split_of(body: bytes) -> SplitBody:
-    """A body as the store takes it."""
+    """A body split for the store."""
     return body.apart if isinstance(body, ReadBody) else split_body(body)
 
 
 def digest_of(body: bytes) -> str:
-    """Identity of a body's bytes: blake2b-128, in hex."""
+    """The identity of a body's bytes: blake2b-128 in hex."""
     return body.digest if isinstance(body, ReadBody) else hashlib.blake2b(body, digest_size=16).hexdigest()
 
 
 def _begun(text: str) -> _Conversation | None:
-    """A conversation of which nothing is known."""
+    """Read a body that shares nothing with an earlier one. None if it has no list of messages."""
     at = _skip(text, 0)
     if text[at] != "{":
         return None
@@ -192,11 +199,12 @@ def _begun(text: str) -> _Conversation | None:
 
 
 def _continued(text: str, known: _Conversation, shared: int) -> _Conversation | None:
-    """A conversation that begins as another one does."""
+    """Read a body whose first `shared` elements are those of a known conversation."""
     parallel = (known.values[:shared], known.ends[:shared], known.hashes[:shared], known.made[:shared])
     base = None if known.base is None else replace(known.base, elements=min(known.base.elements, shared))
     digest = known.digest
     tallies = known.tallies
+    # After a branch the known digest and tallies cover elements that this body does not have.
     if shared < len(known.ends):
         tallies = {}
         digest = hashlib.blake2b(text[: known.ends[shared - 1]].encode(), digest_size=16)
@@ -207,8 +215,9 @@ def _continued(text: str, known: _Conversation, shared: int) -> _Conversation | 
 
 
 def _finished(conversation: _Conversation, at: int) -> _Conversation | None:
-    """Read the rest of the text, from the first element or from the end of one. None if it is not to be
-    split.
+    """Read the rest of the text, from the first element or from the end of a known one.
+
+    None if it cannot be split: its separators differ or an element is not an object, array or string.
     """
     text = conversation.text
     ends = conversation.ends
@@ -225,11 +234,14 @@ def _finished(conversation: _Conversation, at: int) -> _Conversation | None:
             conversation.separator = separator
             at = after
         value, end = strict_json.scan(text, at, 2)
-        if text[end - 1] not in '}]"':  # another text may go on where a number ends here
+        # A number ends where the text does: in a longer text, `1` may be the start of `12`, so a shared
+        # prefix would not mean a shared element.
+        if text[end - 1] not in '}]"':
             return None
         conversation.values.append(value)
         conversation.hashes.append(text_hash(text[at:end]))
         ends.append(end)
+    # The state is shared with the conversation that this one continues, so it is copied first.
     conversation.digest = conversation.digest.copy()
     conversation.digest.update(text[begin : ends[-1]].encode())
     if len(ends) == 1:
@@ -240,7 +252,7 @@ def _finished(conversation: _Conversation, at: int) -> _Conversation | None:
 
 
 def _tail(text: str, start: int) -> _Members:
-    """The members behind the list whose last element ends at `start`."""
+    """The members after the list whose last element ends at `start`. Raises `ValueError` if broken."""
     values: dict[str, Any] = {}
     at = _skip(text, _skip(text, start) + 1)
     while text[at] == ",":
@@ -253,7 +265,7 @@ def _tail(text: str, start: int) -> _Members:
 
 
 def _member(text: str, at: int) -> tuple[str, int]:
-    """A member's key, and where its value begins."""
+    """A member's key and the offset of its value. Raises `ValueError` if there is no member."""
     if text[at] != '"':
         raise ValueError("a key is a string")
     key, at = strict_json.scan(text, at, 1)
@@ -264,7 +276,7 @@ def _member(text: str, at: int) -> tuple[str, int]:
 
 
 def _split(conversation: _Conversation) -> SplitBody:
-    """The same as `split_body`, but for elements that the store has."""
+    """The same as `split_body`, except that elements which the store has are left out."""
     text = conversation.text
     ends = conversation.ends
     hashes = conversation.hashes

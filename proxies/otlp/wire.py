@@ -166,7 +166,7 @@ def failure(encoding: Encoding, status: int, message: str) -> bytes:
 
 
 class _Read(BaseModel):
-    """Base of the request's models: camelCase names as in JSON; unknown fields are ignored, as OTLP requires."""
+    """Base of the request's models: camelCase names; unknown fields are ignored, as OTLP requires."""
 
     model_config = ConfigDict(alias_generator=to_camel)
 

@@ -2,8 +2,8 @@
 
 A turn is `<think>…</think>`, then text, then `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
 
-Separators that a template writes are not content. A canonical turn that is parsed and rendered again therefore
-gives the same text. Separators are:
+Separators that a template writes are not content, so a canonical turn that is parsed and rendered again gives
+the same text. Separators are:
 
 - newlines at both ends of the reasoning and after `</think>`;
 - one newline between text and a call;
@@ -239,8 +239,8 @@ class HermesParser:
 def read_call(body: str, call_id: str) -> ToolCall | None:
     """The call in the body of a `<tool_call>`; None if it is malformed.
 
-    The body must be a JSON object with exactly `name` and `arguments`, an object. The call keeps the arguments
-    as they were written.
+    The body must be a JSON object with exactly `name` and `arguments`, an object. The call keeps the
+    arguments as they were written.
     """
     try:
         members = strict_json.spans(body)

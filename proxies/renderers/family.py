@@ -1,10 +1,9 @@
-"""Continuations by the `renderers` package, which knows families whose templates cannot be continued by a
-suffix.
+"""Continuations by the `renderers` package, for model families that a suffix cannot continue.
 
-In some formats nothing ends an assistant turn but the beginning of the next one (GLM), or a turn ends
-otherwise once others follow it (gpt-oss). The package has code for each such family. It is trusted only with
-a folder whose own chat template writes the same tokens, on conversations that show every kind of message.
-Whole prompts are always the folder's template's.
+In some formats an assistant turn ends only where the next turn begins (GLM), or it ends differently once
+other turns follow (gpt-oss). The package has code for each such family. It is used only if the folder's own
+chat template writes the same tokens for conversations with every kind of message. Whole prompts always come
+from the folder's template.
 """
 
 import importlib
@@ -38,11 +37,11 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "qwen3_5": ("qwen3.5", "qwen3.6", "qwen3.8"),
     "qwen3_5_moe": ("qwen3.5", "qwen3.6", "qwen3.8"),
 }
-"""`model_type` of a folder's config to the package's names for families that may be meant."""
+"""Maps the `model_type` of a folder's config to the package's names of the candidate families."""
 
 
 class Family(Protocol):
-    """What is used of a renderer of the package."""
+    """The part of the package's renderer interface that is used here."""
 
     def render_ids(
         self,
@@ -62,17 +61,18 @@ class Family(Protocol):
         *,
         tools: list[dict[str, Any]] | None,
     ) -> Any:
-        """An object whose `token_ids` are the next prompt; None if there can be none."""
+        """An object whose `token_ids` are the next prompt; None if the turn cannot be continued."""
         ...
 
     def get_stop_token_ids(self) -> list[int]:
-        """Tokens that end a turn."""
+        """The tokens that end a turn."""
         ...
 
 
 class FamilyRenderer(TemplateRenderer):
-    """A folder's template, continued by the package's code for its family, and where that has no answer by
-    a proven suffix.
+    """A folder's template whose turns are continued by the package's code for its family.
+
+    Where the package cannot continue a turn, a proven suffix is tried.
     """
 
     family: Family
@@ -80,8 +80,9 @@ class FamilyRenderer(TemplateRenderer):
 
     @classmethod
     def from_folder(cls, folder: Path) -> "FamilyRenderer":
-        """The renderer of a model folder. Raises `PolicyError` unless the package knows the family and
-        writes the same.
+        """The renderer of a model folder.
+
+        Raises `PolicyError` unless the package knows the family and writes the same tokens as the template.
         """
         renderer = super().from_folder(folder)
         assert isinstance(renderer, cls)
@@ -106,9 +107,7 @@ class FamilyRenderer(TemplateRenderer):
     def extend(
         self, ids: Sequence[int], new_messages: Sequence[Message], tools: Sequence[ToolSpec]
     ) -> list[int] | None:
-        """The tokens to append to `ids`; None if the turn was cut off or the family cannot be continued
-        that way.
-        """
+        """The tokens to append to `ids`; None if the turn was cut off or cannot be continued."""
         begun = _rfind(ids, self._opening)
         if not ids or ids[-1] not in self.stop_token_ids or begun is None or self._quotes(new_messages):
             return super().extend(ids, new_messages, tools)
@@ -119,12 +118,13 @@ class FamilyRenderer(TemplateRenderer):
             [message.to_template() for message in new_messages],
             tools=[tool.to_template() for tool in tools] or None,
         )
+        # Sampled tokens must stay as they are: a bridge that rewrites any of them is not used.
         if bridged is None or list(bridged.token_ids[: len(given)]) != given:
             return super().extend(ids, new_messages, tools)
         return list(bridged.token_ids[len(given) :])
 
     def follow(self, name: str) -> bool:
-        """Take on a family; False if it does not agree with the template."""
+        """Adopt a family's code. Returns False if it does not agree with the template."""
         package, configs = (importlib.import_module(module) for module in ("renderers", "renderers.configs"))
         try:
             config = type(configs.config_from_name(name))(thinking_retention="all")
@@ -141,6 +141,7 @@ class FamilyRenderer(TemplateRenderer):
                 )
                 for prompt in (True, False)
             )
+            # The tokens that open an assistant turn: `extend` finds the last turn in a prompt by them.
             self._opening = with_prompt[len(without) :]
             self.stop_token_ids = tuple(sorted({*self.stop_token_ids, *family.get_stop_token_ids()}))
         return agrees
@@ -153,13 +154,13 @@ class FamilyRenderer(TemplateRenderer):
         )
 
     def _quotes(self, messages: Sequence[Message]) -> bool:
-        """Whether messages quote control tokens: the package would take them for real ones."""
+        """Whether messages quote control tokens, which the package would take for real ones."""
         given = [message.to_template() for message in messages]
         return self._literals.mark(given) != given
 
 
 class AutoRenderer:
-    """The template's own proof where it reaches, the family's code where it does not."""
+    """Chooses the template alone if it can prove its continuations, else the family's code."""
 
     @classmethod
     def from_folder(cls, folder: Path) -> TemplateRenderer:
@@ -177,7 +178,7 @@ class AutoRenderer:
 
 
 class _Adapter:
-    """A tokenizer in the form that the package takes."""
+    """Gives the package a tokenizer with the transformers methods it expects."""
 
     name_or_path = ""
     unk_token_id = None
@@ -207,7 +208,7 @@ def _model_type(folder: Path) -> str:
 
 
 def _continues(renderer: TemplateRenderer) -> bool:
-    """Whether questions and tool results can follow a sampled turn."""
+    """Whether user messages and tool results can be appended to a sampled turn."""
     follow = ([Message("user", "a")], [Message("tool", "a", tool_call_id="a0")])
     return all(
         any(renderer.extend([end], new, ()) is not None for end in renderer.stop_token_ids) for new in follow
@@ -215,7 +216,7 @@ def _continues(renderer: TemplateRenderer) -> bool:
 
 
 def _rfind(ids: Sequence[int], part: Sequence[int]) -> int | None:
-    """Where what follows the last occurrence of `part` begins."""
+    """The index just after the last occurrence of `part`; None if there is none."""
     width = len(part)
     wanted = list(part)
     ends = range(len(ids), width - 1, -1)
@@ -254,4 +255,4 @@ _CONVERSATIONS: tuple[tuple[tuple[Message, ...], tuple[ToolSpec, ...]], ...] = (
         _TOOLS,
     ),
 )
-"""What a family and a template must agree on."""
+"""The conversations, each with its tools, on which a family and a template must agree."""

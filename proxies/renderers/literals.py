@@ -1,12 +1,11 @@
-"""Control tokens that a conversation merely quotes: text of a message never becomes a control token of the
-prompt.
+"""Keeps control tokens that a conversation quotes from becoming control tokens of the prompt.
 
-A file, a web page or a tool result may say `<|im_end|>`. Rendered into a prompt and tokenised, it would end
-the turn. A mark is put into such texts before the template sees them, so that the template's own control
-tokens can be told from quoted ones.
+A file, a web page or a tool result may contain `<|im_end|>`. Rendered into a prompt and tokenised, it would
+end the turn. Such texts get a mark before the template sees them, so that the template's own control tokens
+can be told from quoted ones.
 
-In what the policy itself said, only the tokens that frame turns count as quoted: it cannot have sampled those
-inside a turn. Others, such as those around a tool call that did not parse, it may well have.
+In the policy's own messages only the tokens that frame turns count as quoted: the policy cannot have sampled
+those inside a turn. It may have sampled others, such as those around a tool call that did not parse.
 """
 
 import re
@@ -21,7 +20,7 @@ class Literals:
     """Marks quoted control tokens of one tokenizer, and tokenises marked texts."""
 
     def __init__(self, tokenizer: Tokenizer, frame: str) -> None:
-        """The control tokens in `frame` are those that stand between turns."""
+        """`frame` is a text with the control tokens that separate turns."""
         self._tokenizer = tokenizer
         special = [
             token
@@ -32,13 +31,11 @@ class Literals:
         self._any = _one_of(self._special)
         self._frame = _one_of([text for text in self._special if text in frame])
         self._mark = f"q{secrets.token_hex(8)}q"
-        """No client can know it, so none can write it."""
+        """Random per process: no client can know it, so none can forge it."""
         self._text_only: Tokenizer | None = None
 
     def mark(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Messages or tools for a template, with a mark inside every control token that a text in them
-        quotes.
-        """
+        """Messages or tools for a template, with a mark inside every control token that they quote."""
         return [
             self._marked(message, self._frame if message.get("role") == "assistant" else self._any)
             for message in messages
@@ -49,12 +46,14 @@ class Literals:
         return text.replace(self._mark, "")
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a marked text; without marks they are those of the text as it is."""
+        """The tokens of a text, in which marked control tokens are plain text."""
         if self._any is None or self._mark not in text:
             return self._encode(text)
         out: list[int] = []
         pieces = self._any.split(text)
         parsed = ""
+        # Even pieces are text, odd ones the template's control tokens. A piece with a mark is tokenised
+        # apart as plain text; the stretches between are tokenised whole, exactly as without marks.
         for index in range(0, len(pieces), 2):
             piece = pieces[index]
             if self._mark in piece:
@@ -71,7 +70,7 @@ class Literals:
         return [self._marked(item, pattern) for item in value] if isinstance(value, list) else value
 
     def _stripped(self, pieces: list[str], index: int) -> str:
-        """A piece of text without the whitespace that the control tokens around it swallow."""
+        """A piece of text without the whitespace that the neighbouring control tokens absorb."""
         piece = self.unmark(pieces[index])
         if index and self._special[pieces[index - 1]].rstrip:
             piece = piece.lstrip()
@@ -83,7 +82,8 @@ class Literals:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids) if text else []
 
     def _as_text(self, text: str) -> list[int]:
-        """Tokens of text in which control tokens are letters like others."""
+        """The tokens of text in which control tokens have no meaning."""
+        # A second tokenizer, because the setting is per tokenizer and changing it would race with other uses.
         if self._text_only is None:
             self._text_only = Tokenizer.from_str(self._tokenizer.to_str())
             self._text_only.no_truncation()
@@ -93,7 +93,7 @@ class Literals:
 
 
 def _one_of(texts: Collection[str]) -> "re.Pattern[str] | None":
-    """Any of the texts, the longest that fits; None if there are none."""
+    """A pattern that matches any of the texts, the longest first; None if there are none."""
     return (
         re.compile("(" + "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) + ")")
         if texts
