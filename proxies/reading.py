@@ -148,7 +148,7 @@ class BodyReader:
             return body
         if conversation is None:
             return body
-        # A conversation that goes on replaces its earlier self; one that branches off is remembered beside it.
+        # A conversation that continues replaces its earlier state; a branch is remembered beside it.
         if known is not None and shared == len(known.ends):
             self._known.remove(known)
         self._known = [conversation, *self._known[: _CONVERSATIONS - 1]]

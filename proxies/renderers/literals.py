@@ -31,7 +31,7 @@ class Literals:
         self._any = _one_of(self._special)
         self._frame = _one_of([text for text in self._special if text in frame])
         self._mark = f"q{secrets.token_hex(8)}q"
-        """Random per process: no client can know it, so none can forge it."""
+        """Random: no client can know it, so none can forge it."""
         self._text_only: Tokenizer | None = None
 
     def mark(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ class Literals:
 
     def _as_text(self, text: str) -> list[int]:
         """The tokens of text in which control tokens have no meaning."""
-        # A second tokenizer, because the setting is per tokenizer and changing it would race with other uses.
+        # The setting belongs to a whole tokenizer, so plain text needs a second one.
         if self._text_only is None:
             self._text_only = Tokenizer.from_str(self._tokenizer.to_str())
             self._text_only.no_truncation()

@@ -1,8 +1,8 @@
-"""Prompts by the chat template of a model folder, and continuations that leave what was sampled as it is.
+"""Prompts from a model folder's chat template, and continuations that keep the sampled tokens.
 
-A continuation is a suffix: what the template writes behind the end of an assistant turn when more messages
-follow. It is rendered in a made-up conversation, and only used if the template is shown not to care which
-conversation that is.
+A continuation is a suffix: what the template writes after the end of an assistant turn when more messages
+follow. It is rendered in a made-up conversation, and used only if different conversations are shown to give
+the same suffix.
 """
 
 import json
@@ -37,8 +37,9 @@ class _Generation(Extension):
 
 
 def template_environment(now: datetime) -> ImmutableSandboxedEnvironment:
-    """An environment in which templates see the time `now`, so that a prompt does not change while it is
-    in use.
+    """A Jinja environment in which templates see the fixed time `now`.
+
+    A prompt that tells the time would otherwise change between the calls of a session.
     """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
@@ -68,12 +69,12 @@ def _raise(message: str) -> NoReturn:
 
 _SETTINGS = 64
 _MARK = "hgmark7c1e"
-"""The made-up answer; no template writes it."""
+"""The text of the made-up answer; no template contains it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """A made-up conversation that ends in the assistant turn which stands for the sampled one."""
+    """A made-up conversation whose last turn stands for the sampled one."""
 
     before: tuple[Message, ...]
     turn: Message
@@ -82,8 +83,8 @@ class _Setting:
 class TemplateRenderer:
     """One model folder's chat template and tokenizer.
 
-    `stop_token_ids` end an assistant turn. `opens_reasoning` says that the generation prompt ends inside a
-    `<think>`. `bos` is the token that a raw text begins with, if the tokenizer adds one.
+    `stop_token_ids` end an assistant turn. `opens_reasoning` is true if the generation prompt ends inside a
+    `<think>`. `bos` is the token that begins a raw text; None if the tokenizer adds none.
     """
 
     def __init__(
@@ -93,8 +94,9 @@ class TemplateRenderer:
         tokens: Mapping[str, str] | None = None,
         where: str = "template",
     ) -> None:
-        """`tokens` are the special tokens by role, e.g. `eos_token`. Raises `PolicyError` if the template
-        does not compile.
+        """`tokens` maps a role such as `eos_token` to its special token.
+
+        Raises `PolicyError` if the template does not compile.
         """
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -175,17 +177,18 @@ class TemplateRenderer:
         )
         if suffix is None:
             return None
-        # Encoded behind the end of turn: an added token splits the text, so nothing before it has an
-        # influence.
+        # Encoded after the end of turn: an added token splits the text, so what comes before it cannot
+        # change the tokens of the suffix.
         encoded = self._literals.encode(self.decode([end]) + suffix)
         if encoded[:1] != [end]:
             return None
-        # A turn may end in the very token that opens the next one.
+        # A turn may end in the token that also opens the next turn; it must not be written twice.
         return encoded[2:] if ids[-1] != end and encoded[1:2] == [ids[-1]] else encoded[1:]
 
     def write(self, answer: Message | str) -> list[int] | None:
-        """The tokens of a turn that says this; None if the template does not put it behind its generation
-        prompt.
+        """The tokens of an assistant turn with this answer.
+
+        None if the template does not write the turn directly after its generation prompt.
         """
         calls = 0 if isinstance(answer, str) else min(len(answer.tool_calls), 1)
         token = self._turn_ends[calls]
@@ -216,13 +219,11 @@ class TemplateRenderer:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def opening(self, text: str) -> tuple[int, ...]:
-        """The token of the beginning of a text, if the tokenizer adds one and the text does not begin with
-        it.
-        """
+        """The token to put before a raw text: `bos`, unless there is none or the text begins with it."""
         return () if self.bos is None or text.startswith(self.tokens["bos_token"]) else (self.bos,)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of text; nothing is added."""
+        """The tokens of text, without special tokens added."""
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def written(self, ids: Sequence[int]) -> bytes:
@@ -232,8 +233,9 @@ class TemplateRenderer:
     def _marked(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generate: bool = True
     ) -> str:
-        """The prompt as text in which quoted control tokens are marked, unless the template takes offence
-        at the marks.
+        """The prompt as text with a mark inside quoted control tokens.
+
+        Without marks if they would change what the template writes.
         """
         given = [message.to_template() for message in messages]
         offered = [tool.to_template() for tool in tools]
@@ -241,6 +243,7 @@ class TemplateRenderer:
         marked = (self._literals.mark(given), self._literals.mark(offered))
         if marked == (given, offered):
             return plain
+        # Templates may inspect texts, e.g. split at `</think>`: then marks lead to another prompt.
         text = self._fill(*marked, generate)
         return text if self._literals.unmark(text) == plain else plain
 
@@ -260,7 +263,7 @@ class TemplateRenderer:
             return ""
 
     def _turn_end(self, calls: int) -> int | None:
-        """The added token that ends an assistant turn, with tool calls or without."""
+        """The special token that ends an assistant turn with `calls` tool calls; None if there is none."""
         setting = _Setting((Message("user", "a"),), _answer("", _calls(["a0"] * calls)))
         try:
             tail = self.text([*setting.before, setting.turn], generate=False).rpartition(_MARK)[2]
@@ -271,10 +274,11 @@ class TemplateRenderer:
         return ends[0] if ends else None
 
     def _prove(self, new: Sequence[Message], tools: Sequence[ToolSpec], answered: int) -> bool | None:
-        """Whether the suffix needs the tools; None if it depends on what came before."""
+        """Whether the suffix depends on the tools; None if it depends on the earlier conversation."""
         settings = _settings(new, answered)
         suffixes = {self._suffix(setting, new, tools) for setting in settings}
-        if answered == 0:  # the sampled turn may have made a call that the harness passed over
+        # The sampled turn may have made a call that the harness ignored, so that case must agree too.
+        if answered == 0:
             suffixes.add(
                 self._suffix(_Setting(settings[0].before, _answer("", _calls(["a0"]))), new, tools)
                 or next(iter(suffixes))
@@ -284,7 +288,7 @@ class TemplateRenderer:
         return {self._suffix(setting, new, ()) for setting in settings} != suffixes
 
     def _setting_texts(self, setting: _Setting, tools: Sequence[ToolSpec]) -> tuple[str, str]:
-        """A setting before its turn and with it; most requests are continued in the same few."""
+        """A setting's text without its last turn and with it. Cached: most requests use the same few."""
         key = (setting, context_digest(tuple(tools)))
         if key not in self._known_settings:
             if len(self._known_settings) >= _SETTINGS:
@@ -297,8 +301,9 @@ class TemplateRenderer:
         return self._known_settings[key]
 
     def _suffix(self, setting: _Setting, new: Sequence[Message], tools: Sequence[ToolSpec]) -> str | None:
-        """What follows the end of the setting's turn; None if the template writes anything before that
-        turn differently.
+        """The text that follows the end of the setting's turn.
+
+        None if the new messages change what the template writes before that end.
         """
         token = self._turn_ends[min(len(setting.turn.tool_calls), 1)]
         if token is None:
@@ -316,7 +321,7 @@ class TemplateRenderer:
 
 
 def _settings(new: Sequence[Message], answered: int) -> list[_Setting]:
-    """Two conversations as unlike as they can be that `new` could continue."""
+    """Two conversations that `new` could continue, as different as possible."""
     ids = [message.tool_call_id or f"a{index}" for index, message in enumerate(new[:answered])]
     short = _answer("", _calls(ids))
     long = _answer(" and more", tuple(ToolCall(call, "get", '{"key": ["value", 2]}') for call in ids))
@@ -340,12 +345,12 @@ def _calls(ids: Sequence[str]) -> tuple[ToolCall, ...]:
 
 
 def _leading_results(messages: Sequence[Message]) -> int:
-    """How many tool results the new messages begin with: the sampled turn made as many calls."""
+    """The number of tool results that the messages begin with; the sampled turn made as many calls."""
     return next((index for index, message in enumerate(messages) if message.role != "tool"), len(messages))
 
 
 def _template_of(config: Mapping[str, Any]) -> str:
-    """The chat template in a tokenizer config; of several the one named default."""
+    """The chat template in a tokenizer config; of several, the one named `default`."""
     template = config.get("chat_template") or ""
     if isinstance(template, list):
         named = {str(item["name"]): str(item["template"]) for item in template}

@@ -1,1 +1,1 @@
-"""The inference engines the proxy can speak to, one file per protocol. Names are in the registry."""
+"""The inference engines that the proxy supports, one file per protocol. The registry has their names."""

@@ -1,12 +1,12 @@
-"""Outside models through litellm: teachers and data collection, whoever the provider.
+"""Outside models of any provider through litellm, as teachers and for data collection.
 
-A worker of kind `litellm` at `litellm:openai/gpt-4o`: litellm's own model name, then, like a URL's query,
-what litellm is to be told besides: `litellm:openai/tiny?api_base=http://127.0.0.1:8000/v1&max_retries=0`.
-Keys never stand in an address: they come from the provider's environment variable, or from the one that
-`api_key_env=NAME` names.
+The address of a worker of kind `litellm` is litellm's own model name, e.g. `litellm:openai/gpt-4o`. More
+arguments for litellm follow as a URL query:
+`litellm:openai/tiny?api_base=http://127.0.0.1:8000/v1&max_retries=0`. An address never contains a key: the key
+comes from the provider's environment variable, or from the one that `api_key_env=NAME` names.
 
-The answer comes whole; a client that asked for a stream gets its pieces at the end. `pip install
-'harnessgym-rl[litellm]'`.
+The answer arrives whole; a client that asked for a stream gets all events at the end. Install with
+`pip install 'harnessgym-rl[litellm]'`.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from proxies.upstream import TextAnswer, TextCall, TextRefusal
 _COUNTS = re.compile(
     r"maximum context length[^\d]*([\d,]+)|prompt is too long[^\d]*[\d,]+ tokens > ([\d,]+)", re.IGNORECASE
 )
-"""How providers say what a prompt may have."""
+"""How providers state their limit on the prompt, in tokens."""
 
 
 class LitellmUpstream:
@@ -49,9 +49,7 @@ class LitellmUpstream:
         self._options = options
 
     async def complete(self, call: TextCall) -> TextAnswer:
-        """Ask the model. Raises `TextRefusal` for what its provider refuses, `ConfigError` without
-        litellm.
-        """
+        """Ask the model. Raises `TextRefusal` if its provider refuses and `ConfigError` without litellm."""
         if call.request.prompt is not None:
             detail = "Raw prompts are in the tokens of the policy; an outside model takes messages. Use a chat protocol."
             raise TextRefusal(Problem("unsupported", detail))
@@ -63,15 +61,16 @@ class LitellmUpstream:
         return _read(reply)
 
     async def healthy(self) -> bool:
-        """Always: asking costs money."""
+        """Always true: a real check would cost money."""
         return True
 
     def close(self) -> None:
-        """Connections are litellm's own."""
+        """Does nothing: litellm owns the connections."""
 
     def _arguments(self, call: TextCall) -> dict[str, Any]:
-        """What litellm is called with: of the sampling what is not the default anyway, since some models
-        take nothing else.
+        """The arguments of litellm's call.
+
+        Sampling parameters at their defaults are left out, because some models refuse them in any form.
         """
         sampling = call.sampling
         request = call.request
@@ -98,9 +97,8 @@ class LitellmUpstream:
 
 @cache
 def _litellm() -> Any:
-    """litellm, imported when it is first needed: that takes seconds, and unless it is told not to it asks
-    the network.
-    """
+    """Import litellm on first use, because that takes seconds. Raises `ConfigError` if it is missing."""
+    # Without this variable the import downloads a price list.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     try:
         litellm: Any = importlib.import_module("litellm")
@@ -123,7 +121,7 @@ def _key(name: str) -> str:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """OpenAI's form, in which arguments are text."""
+    """A message in OpenAI's form, in which tool arguments are text."""
     out = message.to_template()
     out.pop("reasoning_content", None)
     for call, written in zip(message.tool_calls, out.get("tool_calls", ()), strict=True):
@@ -163,12 +161,9 @@ def _read(reply: Any) -> TextAnswer:
 
 
 def _refusal(error: Exception, call: TextCall) -> UpstreamError:
-    """The provider's refusal in our terms. litellm names the kinds after OpenAI's errors, whoever the
-    provider.
-
-    It takes some for bad requests that the provider's client named better: so the errors it was raised from
-    count as well.
-    """
+    """The provider's refusal as one of our errors. litellm names its errors after OpenAI's for all providers."""
+    # litellm reports some errors as bad requests that the provider's client classified better, so the errors
+    # in the cause chain count as well. Types are compared by name: importing them would import litellm.
     kinds = {kind.__name__ for one in _chain(error) for kind in type(one).__mro__}
     text = f"The outside model refused: {error}"
     if "ContextWindowExceededError" in kinds:
@@ -191,7 +186,7 @@ def _refusal(error: Exception, call: TextCall) -> UpstreamError:
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
-    """An error and those it was raised from."""
+    """An error and the errors that caused it."""
     found: list[BaseException] = []
     while error is not None and error not in found:
         found.append(error)

@@ -1,8 +1,8 @@
-"""Calls that wait for somebody outside: a gymnasium environment's agent, a person, a test.
+"""Calls that wait for an answer from outside: a gymnasium environment's agent, a person or a test.
 
-Each call of a session that names the upstream `parked` waits here until it is answered through the control
-routes, its client has been gone for the grace time, its session is sealed, or its time is over. Several may
-wait at once.
+Each call of a session with the upstream `parked` waits here until it is answered through the control routes,
+its client has been gone for the grace time, its session is sealed, or it times out. Several calls may wait at
+once.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from proxies.dialect import Problem
 from proxies.upstream import TextAnswer, TextCall, TextRefusal
 
 _REMEMBERED = 4_096
-"""Answered calls that are remembered, so that an answer sent twice does no harm."""
+"""Number of answered calls that are remembered, so that sending an answer twice is harmless."""
 
 
 class ParkedUpstream:
@@ -26,7 +26,7 @@ class ParkedUpstream:
         self._news = asyncio.Event()
 
     async def complete(self, call: TextCall) -> TextAnswer:
-        """Wait for the answer. Raises `TextRefusal` when the call's time is over."""
+        """Wait for the answer. Raises `TextRefusal` after `call.timeout_s` seconds."""
         answer: asyncio.Future[TextAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[call.id] = call, answer
         self.wake()
@@ -40,7 +40,7 @@ class ParkedUpstream:
             del self._waiting[call.id]
 
     def waiting(self, session_id: str) -> list[TextCall]:
-        """The calls of a session that wait for an answer, oldest first."""
+        """The session's calls that wait for an answer, oldest first."""
         found = [
             call
             for call, answer in self._waiting.values()
@@ -49,21 +49,22 @@ class ParkedUpstream:
         return sorted(found, key=lambda call: call.ordinal)
 
     def answer(self, session_id: str, call_id: str, answer: TextAnswer) -> bool:
-        """Answer a call; sent again, the same answer changes nothing. Returns whether there is such a call.
+        """Answer a call. Returns whether there is such a call; answering it again changes nothing.
 
-        Raises `UpstreamError` for an answer that cannot be written in the policy's language; the call then
-        goes on waiting.
+        Raises `UpstreamError` for an answer that cannot be written in the policy's language; the call keeps
+        waiting.
         """
         found = self._waiting.get(call_id)
         if found is None or found[0].session_id != session_id or found[1].done():
             return call_id in self._answered
+        # Tokenised here to find out whether it can be: the caller gets the error and can answer again.
         answer.ids(found[0].language)
         found[1].set_result(answer)
         self._answered.append(call_id)
         return True
 
     async def news(self, timeout_s: float) -> None:
-        """Wait until a call has come or somebody is to look again, but no longer than that."""
+        """Wait for a new call or a `wake`, for at most `timeout_s` seconds."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._news.wait()
@@ -71,13 +72,14 @@ class ParkedUpstream:
             pass
 
     def wake(self) -> None:
-        """Let everyone who waits for news look again."""
+        """Wake everyone who waits in `news`."""
+        # Setting wakes the present waiters; the new event makes later ones wait for the next news.
         self._news.set()
         self._news = asyncio.Event()
 
     async def healthy(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: there are no connections."""

@@ -1,9 +1,7 @@
-"""Answers from the record: a session that names a rollout, or one of its sessions, is given what was sampled
-there.
+"""Answers from the record: a session that names a rollout or session gets what was sampled there.
 
-The tokens, logprobs, versions and finish reasons are the recorded ones; what counts as the same request is in
-`harnessgym.traces.replay`. After the first request that the record does not have, the session gets no more
-answers.
+Tokens, logprobs, versions and finish reasons are the recorded ones. `harnessgym.traces.replay` defines which
+requests are equal. After the first request that is not in the record, the session gets no more answers.
 """
 
 import asyncio
@@ -15,11 +13,11 @@ from proxies.dialect import ModelRequest, Problem
 from proxies.upstream import TextAnswer, TextCall, TextRefusal
 
 Load = Callable[[str], Playback]
-"""The record of a rollout or session. Raises `HarnessGymError` if there is none."""
+"""Loads the record of a rollout or session. Raises `HarnessGymError` if there is none."""
 
 
 class ReplayUpstream:
-    """Records that are being played, by the session that plays them."""
+    """Plays recorded answers, one record per session."""
 
     version = 0
 
@@ -28,7 +26,8 @@ class ReplayUpstream:
         self._playing: dict[str, asyncio.Task[Playback]] = {}
 
     async def complete(self, call: TextCall) -> TextAnswer:
-        """The recorded answer. Raises `TextRefusal` at a divergence and ever after."""
+        """The recorded answer. Raises `TextRefusal` at the first divergence and for every later call."""
+        # Concurrent calls of a session share one load. The shield keeps it alive if one caller is cancelled.
         if call.session_id not in self._playing:
             self._playing[call.session_id] = asyncio.create_task(asyncio.to_thread(self._load, call.replay))
         playback = await asyncio.shield(self._playing[call.session_id])
@@ -44,11 +43,11 @@ class ReplayUpstream:
         )
 
     async def healthy(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: there are no connections."""
 
 
 def request_of(request: ModelRequest) -> Request:
