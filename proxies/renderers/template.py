@@ -303,7 +303,7 @@ class TemplateRenderer:
     def _suffix(self, setting: _Setting, new: Sequence[Message], tools: Sequence[ToolSpec]) -> str | None:
         """The text that follows the end of the setting's turn.
 
-        None if the new messages change what the template writes before that end.
+        None if the new messages change what the template writes before that turn.
         """
         token = self._turn_ends[min(len(setting.turn.tool_calls), 1)]
         if token is None:

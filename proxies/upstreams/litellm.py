@@ -2,8 +2,8 @@
 
 The address of a worker of kind `litellm` is litellm's own model name, e.g. `litellm:openai/gpt-4o`. More
 arguments for litellm follow as a URL query:
-`litellm:openai/tiny?api_base=http://127.0.0.1:8000/v1&max_retries=0`. An address never contains a key: the key
-comes from the provider's environment variable, or from the one that `api_key_env=NAME` names.
+`litellm:openai/tiny?api_base=http://127.0.0.1:8000/v1&max_retries=0`. An address never contains a key: the
+key comes from the provider's environment variable, or from the one that `api_key_env=NAME` names.
 
 The answer arrives whole; a client that asked for a stream gets all events at the end. Install with
 `pip install 'harnessgym-rl[litellm]'`.
@@ -161,7 +161,7 @@ def _read(reply: Any) -> TextAnswer:
 
 
 def _refusal(error: Exception, call: TextCall) -> UpstreamError:
-    """The provider's refusal as one of our errors. litellm names its errors after OpenAI's for all providers."""
+    """The provider's refusal as one of our errors. litellm uses OpenAI's error names for all providers."""
     # litellm reports some errors as bad requests that the provider's client classified better, so the errors
     # in the cause chain count as well. Types are compared by name: importing them would import litellm.
     kinds = {kind.__name__ for one in _chain(error) for kind in type(one).__mro__}

@@ -1,7 +1,7 @@
-"""An engine that answers from a script, for trying a harness or a recipe without a model.
+"""An engine that answers from a script file, for trying a harness or a recipe without a model.
 
-A worker of kind `scripted` at `scripted:/path/to/script.toml`; at plain `scripted:` it answers with a fixed
-text. In TOML:
+The address of a worker of kind `scripted` is `scripted:/path/to/script.toml`; plain `scripted:` answers with
+a fixed text. A script in TOML:
 
 ```toml
 answers = [
@@ -11,9 +11,8 @@ answers = [
 ]
 ```
 
-The answers are taken in turn, whoever asks, and begin again after the last. They are written in the policy's
-language and end with its end of turn. Logprobs are made up: what a script says is for testing, not for
-learning.
+All sessions share one sequence of answers, which starts again after the last. Answers are written in the
+policy's language and end with its end of turn. Logprobs are made up: scripts are for testing, not for training.
 """
 
 import json
@@ -57,7 +56,7 @@ class ScriptedAnswer(Config):
         return self
 
     def message(self) -> Message:
-        """What it says."""
+        """The answer as a message."""
         found = [*([] if self.tool_call is None else [self.tool_call]), *self.tool_calls]
         calls = tuple(
             ToolCall(f"call_{index}", call.name, json.dumps(call.arguments, ensure_ascii=False))
@@ -85,7 +84,7 @@ class ScriptUpstream(ScriptedUpstream):
         super().__init__(self._next, version=version)
 
     def use_language(self, language: PolicyLanguage) -> None:
-        """Write the answers in the policy's language. Raises `ConfigError` for one that it cannot say."""
+        """Tokenise the answers in the policy's language. Raises `ConfigError` for one that cannot be written."""
         for index, answer in enumerate(self._answers):
             try:
                 self._written.append(language.write(answer if isinstance(answer, str) else answer.message()))
@@ -98,5 +97,5 @@ class ScriptUpstream(ScriptedUpstream):
                 "A scripted worker needs the policy's language: it serves behind a proxy only."
             )
         self._given += 1
-        self.asked.clear()  # nobody looks at them, and a proxy may live long
+        self.asked.clear()  # nobody reads them, and they would grow for as long as the proxy lives
         return self._written[(self._given - 1) % len(self._written)]

@@ -1,8 +1,7 @@
-"""An engine that answers what it was told to: for tests of harnesses, recipes and the proxy itself, without a
-model.
+"""An engine with scripted answers, for testing harnesses, recipes and the proxy itself without a model.
 
-Deterministic: the answers are a list, taken in turn, or a function of the prompt; logprobs are a function of
-the token, the same one that `score` uses.
+It is deterministic. Answers come from a list, in turn, or from a function of the prompt. Logprobs are a
+function of the token, the same for `generate` and `score`.
 """
 
 import asyncio
@@ -25,12 +24,12 @@ class Failure:
 
     after: int = 0
     lost: bool = True
-    """The worker is gone; otherwise it refuses."""
+    """Raise `UpstreamLost`, as if the worker were gone; otherwise `UpstreamError`, a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptedRequest:
-    """One request that a scripted engine was asked."""
+    """One request to a scripted engine."""
 
     prompt: tuple[int, ...]
     sampling: Sampling
@@ -57,13 +56,14 @@ class ScriptedUpstream:
         failures: Sequence[Failure | None] = (),
         miscount: int = 0,
     ) -> None:
-        """Give `chunk` tokens at a time with `delay_s` before each; the n-th request fails as `failures[n]`
-        says; report `miscount` tokens too many.
+        """Yield `chunk` tokens at a time, with a delay of `delay_s` seconds before each chunk.
+
+        The n-th request fails as `failures[n]` says. Usage reports `miscount` tokens too many.
         """
         self.version = version
         self.asked: list[ScriptedRequest] = []
         self.gate = asyncio.Event()
-        """While clear, nothing is given; set at first."""
+        """Answers pause while it is clear. Set initially."""
         self.gate.set()
         self._script = script
         self._chunk = chunk
@@ -71,12 +71,12 @@ class ScriptedUpstream:
         self._failures = list(failures)
         self._miscount = miscount
         self.cancelled = 0
-        """Requests whose caller went away before their end."""
+        """Number of requests whose caller left before their end."""
 
     async def generate(
         self, prompt: TokenIds, sampling: Sampling, *, salt: str
     ) -> AsyncGenerator[TokenChunk]:
-        """Give the script's next answer, cut to `max_tokens`."""
+        """Yield the script's next answer, cut to `max_tokens`."""
         number = len(self.asked)
         self.asked.append(ScriptedRequest(tuple(prompt), sampling, salt))
         whole = tuple(
@@ -107,15 +107,15 @@ class ScriptedUpstream:
         )
 
     async def score(self, ids: TokenIds, temperature: float = 1.0) -> FloatArray:  # noqa: ARG002
-        """What `generate` would say of these tokens, float32 [T]; entry 0 is 0."""
+        """The logprobs that `generate` would give these tokens, float32 [T]; entry 0 is 0."""
         return np.array([0.0, *map(logprob, ids[1:])], dtype=np.float32)
 
     async def healthy(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: there are no connections."""
 
     async def _pause(self) -> None:
         await self.gate.wait()
@@ -124,5 +124,5 @@ class ScriptedUpstream:
 
 
 def logprob(token: int) -> float:
-    """What a scripted engine says of a token, exact in float32."""
+    """A scripted engine's logprob of a token, exact in float32."""
     return -(1 + token % 97) / 64

@@ -1,11 +1,12 @@
 """SGLang's own `/generate`, with token ids in and out.
 
-Logprobs are those of `meta_info.output_token_logprobs`. SGLang takes them after the temperature and before
+Logprobs are those of `meta_info.output_token_logprobs`. SGLang computes them after the temperature and before
 top-p and top-k, unless it runs with `SGLANG_RETURN_ORIGINAL_LOGPROB`, which a policy gradient cannot use.
-Seeds hold only under `--enable-deterministic-inference`. Tokens are labelled with `meta_info.weight_versions`
-(spans) or `weight_version`: a weight update must say which policy version it is. An engine that says
-"default" has the weights that it was started with, which are version 0 and no other; one that says anything
-else that is no number serves no version.
+Seeds have an effect only under `--enable-deterministic-inference`.
+
+Tokens are labelled with `meta_info.weight_versions` (spans) or `weight_version`, so a weight update must name
+its policy version. The label "default" means the weights that the engine was started with: version 0 only.
+Any other label that is not a number names no version.
 """
 
 from collections.abc import AsyncGenerator
@@ -24,9 +25,7 @@ from proxies.upstream import LogprobMode, TokenChunk
 
 
 async def check(response: Response) -> None:
-    """Raises `UpstreamLost` for the statuses of an engine that is going away, `UpstreamError` for others
-    but 200.
-    """
+    """Raises `UpstreamLost` for a status of an engine that is going away, `UpstreamError` for any other but 200."""
     if response.status == 200:
         return
     text = (await response.body()).decode(errors="replace")[:2_000]
@@ -35,7 +34,7 @@ async def check(response: Response) -> None:
 
 
 async def events(response: Response) -> AsyncGenerator[dict[str, Any]]:
-    """The JSON objects of a stream, up to its `[DONE]`."""
+    """Yields the JSON objects of a stream, up to its `[DONE]`."""
     buffer = b""
     async for piece in response.pieces():
         *whole, buffer = (buffer + piece).split(b"\n\n")
@@ -59,8 +58,9 @@ class SglangUpstream:
     async def generate(
         self, prompt: TokenIds, sampling: Sampling, *, salt: str
     ) -> AsyncGenerator[TokenChunk]:
-        """Sample a continuation. Raises `UpstreamLost` when the worker is gone or silent, `UpstreamError`
-        when it refuses.
+        """Sample a continuation.
+
+        Raises `UpstreamLost` if the worker is gone or silent, `UpstreamError` if it refuses.
         """
         body = {
             "input_ids": list(prompt),
@@ -107,7 +107,7 @@ class SglangUpstream:
         return await self._client.answers("/health")
 
     def use_timeouts(self, timeouts: EngineTimeouts) -> None:
-        """How long the worker may be silent, from the next request on."""
+        """Set how long the worker may be silent, starting with the next request."""
         self._client.timeouts = timeouts
 
     def close(self) -> None:
@@ -115,13 +115,13 @@ class SglangUpstream:
         self._client.close()
 
     def _read(self, answer: dict[str, Any], seen: int) -> TokenChunk:
-        """What is new in an event: events repeat all tokens, or give the new ones under
-        `--incremental-streaming-output`.
-        """
+        """The tokens of an event after the first `seen`."""
         if "error" in answer:
             raise UpstreamError(f"The engine failed while it answered: {answer['error']}")
         meta = answer["meta_info"]
         total = meta.get("completion_tokens", seen)
+        # Events repeat all tokens, or have only new ones under `--incremental-streaming-output`: in both
+        # cases the new ones are the last `total - seen`.
         entries = (meta.get("output_token_logprobs") or [])[seen - total :] if total > seen else []
         if len(entries) != max(0, total - seen):
             raise UpstreamError(
@@ -150,9 +150,7 @@ class SglangUpstream:
         )
 
     def _versions(self, meta: dict[str, Any], seen: int, total: int) -> tuple[int, ...]:
-        """Versions of the tokens [seen, total); that which the worker is known to serve where the engine
-        labels none.
-        """
+        """The versions of the tokens [seen, total); unlabelled tokens get the worker's known version."""
         spans = meta.get("weight_versions") or [
             {"version": meta.get("weight_version"), "start": 0, "end": total}
         ]
@@ -163,8 +161,9 @@ class SglangUpstream:
         return tuple(out)
 
     def _version(self, label: object) -> int:
-        """The version that a label names. Raises `UpstreamLost` if it names none: the engine was started
-        anew, or updates.
+        """The version that a label names.
+
+        Raises `UpstreamLost` if it names none: the engine was restarted or is being updated.
         """
         if label is None or (label == "default" and self.version == 0):
             return self.version

@@ -1,9 +1,9 @@
 """vLLM's completions protocol with token prompts; the embedded engine speaks it too.
 
-vLLM must run with `--logprobs-mode processed_logprobs`, so that logprobs are of the distribution that was
+vLLM must run with `--logprobs-mode processed_logprobs`, so that logprobs belong to the distribution that was
 sampled from. An engine that adds `policy_versions` (run-length `[[count, version], ...]`) to its choices
-labels its own tokens; otherwise they get the version that the worker is known to serve when their sequence
-begins, and the sequence ends when that changes.
+labels its own tokens. Otherwise tokens get the version that the worker is known to serve when their sequence
+begins, and the sequence fails when that version changes.
 """
 
 import json
@@ -25,25 +25,23 @@ _KEY = b'"prompt_token_ids":'
 
 
 class PromptEcho:
-    """Takes the array behind `"prompt_token_ids":` out of the first event of a stream; `null` stands there
-    instead.
-    """
+    """Checks the array `"prompt_token_ids"` in the first event of a stream and replaces it with `null`."""
+
+    # Parsing a prompt of 100,000 tokens only to compare it is slow; comparing its bytes is cheap.
 
     def __init__(self, prompt: bytes) -> None:
         """`prompt` is a JSON array as it was sent."""
         self._prompt = prompt
         self._before = b""
-        """What came before the array, as long as it has not begun."""
+        """The bytes before the array, until it begins."""
         self._at: int | None = None
-        """How much of the prompt has come back, once the array has begun."""
+        """Number of prompt bytes that have come back; None until the array begins."""
         self._other: bytes | None = None
-        """An array that is not written as the prompt was, as far as it has come."""
+        """The array so far if it is formatted differently from the prompt; else None."""
         self._over = False
 
     def strip(self, piece: bytes) -> bytes:
-        """What is to be read of the next piece. Raises `UpstreamError` if the engine was given another
-        prompt.
-        """
+        """The next piece without the array. Raises `UpstreamError` if the engine echoes another prompt."""
         if self._over:
             return piece
         return self._search(piece) if self._at is None else self._compare(piece, self._at)
@@ -65,6 +63,7 @@ class PromptEcho:
         rest = len(self._prompt) - at
         if self._other is None and self._prompt.endswith(piece[:rest]):
             return self._ended(piece[rest:])
+        # The bytes differ, perhaps only in whitespace: collect the whole array and compare the values.
         self._at = at
         self._other = (self._prompt[:at] if self._other is None else self._other) + piece
         array, end, behind = self._other.partition(b"]")
@@ -98,8 +97,9 @@ class VllmUpstream:
     async def generate(
         self, prompt: TokenIds, sampling: Sampling, *, salt: str
     ) -> AsyncGenerator[TokenChunk]:
-        """Sample a continuation. Raises `UpstreamLost` when the worker is gone or silent, `UpstreamError`
-        when it refuses.
+        """Sample a continuation.
+
+        Raises `UpstreamLost` if the worker is gone or silent, `UpstreamError` if it refuses.
         """
         given = orjson.dumps(np.asarray(prompt, dtype=np.int32), option=orjson.OPT_SERIALIZE_NUMPY)
         version = self.version
@@ -108,6 +108,7 @@ class VllmUpstream:
         ) as response:
             await _check(response)
             async with aclosing(_events(response, given)) as batches:
+                # The finish reason comes before the usage: the last chunk is held until it has both.
                 held: TokenChunk | None = None
                 async for events in batches:
                     chunk, held = self._read(events, held, version)
@@ -135,7 +136,7 @@ class VllmUpstream:
         return await self._client.answers("/health")
 
     def use_timeouts(self, timeouts: EngineTimeouts) -> None:
-        """How long the worker may be silent, from the next request on."""
+        """Set how long the worker may be silent, starting with the next request."""
         self._client.timeouts = timeouts
 
     def close(self) -> None:
@@ -145,7 +146,7 @@ class VllmUpstream:
     def _read(
         self, events: Sequence[dict[str, Any]], held: TokenChunk | None, version: int
     ) -> tuple[TokenChunk, TokenChunk | None]:
-        """The tokens of events that came together, as one chunk; and the last chunk, once it is known."""
+        """The tokens of a batch of events as one chunk, and the last chunk of the answer once it is known."""
         ids: list[int] = []
         logprobs: list[float] = []
         versions: list[int] = []
@@ -168,7 +169,7 @@ class VllmUpstream:
     def _tokens(
         self, choice: dict[str, Any], version: int
     ) -> tuple[Sequence[int], Sequence[float], Sequence[int]]:
-        """Ids, logprobs and versions of one event, for a sequence that began under `version`."""
+        """The ids, logprobs and versions of one event, for a sequence that began under `version`."""
         ids = choice.get("token_ids") or ()
         logprobs = choice["logprobs"]["token_logprobs"] if ids and choice["logprobs"] else ()
         runs = choice.get("policy_versions")
@@ -192,9 +193,9 @@ class VllmUpstream:
 class OutsideVllmUpstream(VllmUpstream):
     """A vLLM server, which does not label its tokens.
 
-    Every connection to one that has the routes of weight updates begins with the question which weights it
-    serves (its "weight version": `VERSION@POLICY` from a weight agent, "default" when it was started anew).
-    None is used whose answer is not the version that the worker is known for.
+    If it has the routes of weight updates, every new connection first asks for its weight version:
+    `VERSION@POLICY` from a weight agent, "default" after a restart. A connection is used only if the answer
+    is the version that the worker is known to serve.
     """
 
     def _connect(self, address: str) -> HttpClient:
@@ -274,10 +275,9 @@ async def _check(response: Response) -> None:
 
 
 async def _events(response: Response, prompt: bytes) -> AsyncGenerator[list[dict[str, Any]]]:
-    """The JSON values of a server-sent event stream, up to its `[DONE]`; those that arrive together come
-    together.
+    """Yields the JSON values of an event stream up to its `[DONE]`, in batches as they arrive.
 
-    Raises `UpstreamError` if an event repeats another prompt than this one, which is a JSON array.
+    `prompt` is a JSON array. Raises `UpstreamError` if an event echoes another prompt.
     """
     echo = PromptEcho(prompt)
     buffer = b""
