@@ -12,7 +12,7 @@ answers = [
 ```
 
 All sessions share one sequence of answers, which starts again after the last. Answers are written in the
-policy's language and end with its end of turn. Logprobs are made up: scripts are for testing, not for training.
+policy's language and end with its end of turn. Logprobs are made up: scripts are for testing, not training.
 """
 
 import json
@@ -84,7 +84,7 @@ class ScriptUpstream(ScriptedUpstream):
         super().__init__(self._next, version=version)
 
     def use_language(self, language: PolicyLanguage) -> None:
-        """Tokenise the answers in the policy's language. Raises `ConfigError` for one that cannot be written."""
+        """Tokenise the answers in the policy's language. Raises `ConfigError` if one cannot be written."""
         for index, answer in enumerate(self._answers):
             try:
                 self._written.append(language.write(answer if isinstance(answer, str) else answer.message()))

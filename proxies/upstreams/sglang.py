@@ -25,7 +25,7 @@ from proxies.upstream import LogprobMode, TokenChunk
 
 
 async def check(response: Response) -> None:
-    """Raises `UpstreamLost` for a status of an engine that is going away, `UpstreamError` for any other but 200."""
+    """Raises `UpstreamLost` for the status of an engine that is going away, `UpstreamError` for other errors."""
     if response.status == 200:
         return
     text = (await response.body()).decode(errors="replace")[:2_000]
