@@ -25,7 +25,7 @@ from proxies.upstream import LogprobMode, TokenChunk
 
 
 async def check(response: Response) -> None:
-    """Raises `UpstreamLost` for statuses of an engine that is going away, `UpstreamError` for others but 200."""
+    """Raises `UpstreamLost` if the engine is going away (502, 503, 504), `UpstreamError` unless it says 200."""
     if response.status == 200:
         return
     text = (await response.body()).decode(errors="replace")[:2_000]
