@@ -25,7 +25,7 @@ from proxies.upstream import LogprobMode, TokenChunk
 
 
 async def check(response: Response) -> None:
-    """Raises `UpstreamLost` if the engine is going away (502, 503, 504), `UpstreamError` unless it says 200."""
+    """Raises `UpstreamLost` for the statuses 502 to 504, `UpstreamError` for all others but 200."""
     if response.status == 200:
         return
     text = (await response.body()).decode(errors="replace")[:2_000]
