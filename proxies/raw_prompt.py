@@ -1,8 +1,9 @@
-"""Turns a raw prompt into the exact tokens for the engine. Sampled tokens are never tokenised again.
+"""From a raw prompt to the exact tokens the engine is given: no chat template, and what was sampled is never
+tokenised again.
 
-A client continues a text by sending it again with more text appended. The longest recorded prompt + answer
-that the text begins with contributes its own tokens, and only the rest is tokenised. The recorded texts come
-from the session's forest, so a session that is loaded from the store continues in the same way.
+A client continues a text by sending it again with more behind it. The longest prompt + answer of the session
+that the text begins with supplies its own tokens, and only what follows is tokenised. Texts are read off the
+session's forest, so a session that is loaded from the store continues in the same way.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -16,29 +17,29 @@ from proxies.dialect import ModelRequest, Problem, RequestProblem
 from proxies.language import PolicyLanguage
 
 _KEPT_BYTES = 64 * 2**20
-"""Cache limit for the texts of segments, in bytes. The cache is emptied when it is full."""
+"""Texts of segments that are kept; beyond that all are written anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """A recorded prompt + answer that a text begins with."""
+    """Sampled tokens that a text begins with."""
 
     end: int
-    """Its length in the text, in bytes."""
+    """How many bytes of the text they are."""
     segment_id: str
     unended: bool
-    """Whether the text omits the stop token that ended the answer."""
+    """Whether the last token, which ended the answer, is missing from the text."""
 
 
 def raw_chain(prompt: str | Sequence[int]) -> list[str]:
-    """The digest of a raw prompt, distinct from that of any conversation."""
+    """The digest of a raw prompt, apart from every conversation."""
     if isinstance(prompt, str):
         return chain_digests("raw text", (Message("user", prompt),))
     return chain_digests("raw ids", (Message("user", canonical_json(list(prompt))),))
 
 
 class RawPrompts:
-    """Tokenises raw prompts in one policy's language."""
+    """Makes the prompts of one language's raw requests."""
 
     def __init__(self, language: PolicyLanguage) -> None:
         self._renderer = language.renderer
@@ -46,12 +47,15 @@ class RawPrompts:
         self._texts: dict[str, bytes] = {}
         self._kept = 0
 
-    def prompt(self, forest: Forest, heads: Collection[str], request: ModelRequest, history: str) -> Prompt:
-        """The prompt of a raw request. Raises `RequestProblem` if it is empty.
+    def prompt(
+        self, forest: Forest, seen_prefixes: Collection[str], request: ModelRequest, history: str
+    ) -> Prompt:
+        """The prompt of a raw request. `seen_prefixes` has the digests of earlier requests. Raises
+        `RequestProblem` for an empty one.
 
-        `heads` are the digests of earlier requests. Token ids are used as they are. If the text omits the
-        stop token that ended an answer, the prompt keeps the other sampled tokens, but the call that sampled
-        them is not its parent.
+        Token ids are used as they are. A text whose answer ended on a token that the text leaves out
+        continues without that token: it keeps the other sampled ones, but the call it continues is not its
+        parent.
         """
         assert request.prompt is not None
         start = None
@@ -82,9 +86,7 @@ class RawPrompts:
         return [*known, *self._renderer.encode(data[start.end :].decode())], start
 
     def _starts(self, forest: Forest, data: bytes) -> Iterator[_Start]:
-        """Yields every recorded prompt + answer that the text begins with."""
-        # Texts are compared as bytes: a sampled token may end in the middle of a character. A start counts
-        # only where the text can be cut between characters, because the rest is tokenised as text.
+        """Every prompt + answer that the text begins with."""
         open_ends = [(segment_id, 0) for segment_id in forest.children.get(None, ())]
         while open_ends:
             segment_id, at = open_ends.pop()
@@ -96,7 +98,6 @@ class RawPrompts:
                 open_ends += [(child, end) for child in forest.children.get(segment_id, ())]
                 if answer and _between_characters(data, end):
                     yield _Start(end, segment_id, unended=False)
-            # Completions leave the stop token out of their text, so a client cannot send it back.
             elif answer and segment.ids and segment.ids[-1] in self._stop:
                 end = at + len(text) - len(self._renderer.written(segment.ids[-1:]))
                 if data.startswith(text[: end - at], at) and _between_characters(data, end):
@@ -115,5 +116,5 @@ class RawPrompts:
 
 
 def _between_characters(data: bytes, at: int) -> bool:
-    """Whether UTF-8 text can be cut at this byte: no continuation byte follows."""
+    """Whether UTF-8 text may be cut here."""
     return at == len(data) or data[at] & 0xC0 != 0x80
