@@ -55,11 +55,11 @@ def pytest_judge(names: list[str], rewards: Path) -> Judge:
     """See `harnessgym.grading.runners.pytests`. As root, nobody else writes into the folder of rewards
     from here on.
     """
-    from pytests import Pytests  # type: ignore[import-not-found,unused-ignore]
+    from pytests import PytestJudge  # type: ignore[import-not-found,unused-ignore]
 
     if os.geteuid() == 0:
         rewards.chmod(0o755)
-    judge: Judge = Pytests(HERE, names, run).judge
+    judge: Judge = PytestJudge(HERE, names, run).judge
     return judge
 
 
