@@ -121,7 +121,7 @@ def test_a_version_that_was_published_stays_where_merging_rounds_otherwise(tmp_p
     ("change", "words"),
     [
         ({"lora": LORA | {"rank": 8}}, "rank was 4 and is 8"),
-        ({"lora": {}}, r"holds adapters .* trainer\.lora is off"),
+        ({"lora": {}}, r"has adapters .* trainer\.lora is off"),
         ({"lora": LORA | {"targets": "all-linear"}}, "targets was"),
     ],
     ids=["rank", "off", "targets"],
