@@ -89,7 +89,7 @@ def test_a_version_that_is_gone_is_named_with_what_to_do(run, tmp_path):
     snapshots = Snapshots(
         load_policy(tmp_path / "model"), UpdateSettings.model_validate(UPDATE), run.versions, 2, ALONE
     )
-    with pytest.raises(TrainerError, match=r"v00000009.*Raise trainer.publish.keep"):
+    with pytest.raises(TrainerError, match=r"v00000009.*raise trainer.publish.keep"):
         snapshots.logprobs(rows_of_versions(9))
 
 
@@ -117,5 +117,5 @@ def test_two_processes_take_the_step_of_one(run, tmp_path):
     assert metrics.clip_fraction == expected.clip_fraction
     for name, tensor in its_weights.items():
         assert torch.allclose(weights[name], tensor, rtol=1e-3, atol=1e-3)
-    with pytest.raises(TrainerError, match="does not know where"):
+    with pytest.raises(TrainerError, match="pass the run.s .versions. folder"):
         TrainedPolicy(config)
