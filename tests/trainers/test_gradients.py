@@ -94,7 +94,7 @@ def test_a_task_without_a_right_answer_is_named(played):
         asked = InformationGain.of_run("solution", "", played.config(), store, learner.trained_policy)
         with pytest.raises(TrainerError, match="lookup/train/0000 has no text under 'solution'"):
             asked(group.scored)
-    with pytest.raises(ConfigError, match="only the run.s trainer has"):
+    with pytest.raises(ConfigError, match=r"only the run.s trainer has"):
         InformationGain.of_run("answer", "", played.config(), None, None)
 
 

@@ -117,5 +117,5 @@ def test_two_processes_take_the_step_of_one(run, tmp_path):
     assert metrics.clip_fraction == expected.clip_fraction
     for name, tensor in its_weights.items():
         assert torch.allclose(weights[name], tensor, rtol=1e-3, atol=1e-3)
-    with pytest.raises(TrainerError, match="pass the run.s .versions. folder"):
+    with pytest.raises(TrainerError, match=r"pass the run.s .versions. folder"):
         TrainedPolicy(config)
