@@ -37,7 +37,7 @@ VICTIMS = ("proxy", "engine", "node", "trainer", "supervisor")
 """Kinds of process. Of the engines, one is picked at random each time."""
 How = Literal["kill", "stop", "pause"]
 HANGS: tuple[How, ...] = ("stop", "pause")
-SILENT_S = 5.0
+SILENT_S = 8.0
 """`supervisor.silent_s` of the runs: for so long a process is stopped before it is replaced."""
 _SHORTEST_S, _LONGEST_S = 0.3, 2.0
 """Of a stop from which the process goes on by itself."""
@@ -111,6 +111,7 @@ class Campaign:
     seed: int
     overrides: Sequence[str] = ()
     command: ClassVar[str] = "train"
+    silent_s: ClassVar[float] = SILENT_S
     to_the_end: ClassVar[bool] = True
     """Whether the run goes on to its end after the last blow; otherwise it is interrupted there."""
     record: ClassVar[str] = "processes.json"
@@ -150,7 +151,7 @@ class Campaign:
             str(self.folder),
         ]
         settings = ["--evaluation.tasks", "0", "--supervisor.max_restarts", "1000"]
-        settings += ["--supervisor.silent_s", str(SILENT_S), *self.overrides]
+        settings += ["--supervisor.silent_s", str(self.silent_s), *self.overrides]
         with (self.folder.parent / f"{self.folder.name}.log").open("ab") as log:
             self._supervisor = subprocess.Popen([*command, *settings], stdout=log, stderr=log)
 

@@ -25,7 +25,8 @@ SILENT_S = 60.0
 VARIABLE = "HARNESSGYM_HEARTBEAT"
 """Environment variable with the file descriptor of the service's end."""
 _LONGEST_LOOK_S = 2.0
-_SLOW = 10.0
+_SLOW_S = 600.0
+"""How long a process may be silent that starts or ends."""
 _BEAT, _LAST = b".", b"e"
 Phase = Literal["starting", "running", "ending"]
 _CHUNK = 4_096
@@ -43,9 +44,9 @@ class Silence:
     def too_long(self, limit_s: float) -> bool:
         """Whether a process that may be silent for `limit_s` hangs or is stopped.
 
-        While it starts or ends, its threads may be unable to run, so it may be silent ten times as long.
+        While it starts or ends, its threads may be unable to run, so it may be silent for ten minutes.
         """
-        return self.seconds >= limit_s * (1.0 if self.phase == "running" else _SLOW)
+        return self.seconds >= (limit_s if self.phase == "running" else max(limit_s, _SLOW_S))
 
 
 class HeartbeatListener:

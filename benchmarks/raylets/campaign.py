@@ -33,6 +33,8 @@ class MachineCampaign(Campaign):
 
     command: ClassVar[str] = "cluster"
     record: ClassVar[str] = "places.json"
+    silent_s: ClassVar[float] = 60.0
+    """Ray runs its workers at low priority: on a busy machine one is easily silent for seconds."""
     to_the_end: ClassVar[bool] = False
     store_url: str = ""
     """An empty PostgreSQL database."""

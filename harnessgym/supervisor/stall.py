@@ -107,9 +107,9 @@ class StallWatch:
         ]
         for name, child in self.children.by_name.items():
             words = self.children.last_words(name).splitlines()
-            silent = (
-                f", silent for {child.silence.seconds:.0f} s" if child.silence.seconds >= _SILENT_S else ""
-            )
+            silence = child.silence
+            shown = silence.phase == "running" and silence.seconds >= _SILENT_S
+            silent = f", silent for {silence.seconds:.0f} s" if shown else ""
             lines.append(f"  {name} ({child.where}, {child.restarts} restarts{silent}): {words[-1][:160]}")
         return "\n".join(
             [*lines, f"  Logs: {self.children.folder.logs}. Ctrl-C ends the run; the same command goes on."]

@@ -114,13 +114,16 @@ def test_the_time_in_which_the_listener_itself_slept_is_no_silence(started):
     wait_for(lambda: listener.look() == Silence())
 
 
-def test_a_process_that_has_never_beaten_may_be_silent_ten_times_as_long(started):
+def test_a_process_that_has_never_beaten_has_ten_minutes(started):
     listener, _ = started(MUTE)
     wait_for(lambda: listener.look().seconds > 1.0)
     silence = listener.look()
     assert silence.phase == "starting"
-    assert silence.too_long(silence.seconds / 10)
-    assert not silence.too_long(silence.seconds / 9)
+    assert not silence.too_long(0.5)
+    assert Silence(599.0, "running").too_long(2.0)
+    assert not Silence(599.0, "starting").too_long(2.0)
+    assert Silence(600.0, "starting").too_long(2.0)
+    assert not Silence(600.0, "ending").too_long(1000.0)
 
 
 def test_a_process_that_has_ended_is_not_silent(started):
