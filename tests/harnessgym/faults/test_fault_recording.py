@@ -3,7 +3,7 @@
 import pytest
 
 from harnessgym.faults.fault import FaultsSection
-from harnessgym.faults.plan import FaultPlan
+from harnessgym.faults.plan import FaultPlan, record
 from harnessgym.store import TraceStore, events, policies, rollouts, runs
 from harnessgym.store.rollouts import GroupSpec
 from harnessgym.task import Task
@@ -40,7 +40,7 @@ def test_every_application_is_an_event_with_its_ground_truth(store, rollout_id):
     plan = FaultPlan(section, 1)
     for draw in plan.decide(["cat", "a.md"]):
         plan.note(draw, ["cat", "a.md"], "exec")
-    store.write(lambda conn: plan.record(conn, rollout_id, plan.applied, "the log was changed"))
+    store.write(lambda conn: record(conn, rollout_id, plan.applied, "the log was changed"))
     planted, late, doubt = store.read(lambda conn: events.of_rollout(conn, rollout_id, "fault"))
     assert {row.source for row in (planted, late, doubt)} == {"sandbox"}
     assert (planted.attributes["fault"], planted.attributes["label"]) == ("injection", "obeys")
