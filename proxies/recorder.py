@@ -1,7 +1,8 @@
 """Writes calls to the store, and decides which writes are waited for.
 
 A call's intent is queued before the engine is asked. Its outcome is awaited before the harness can act on the
-answer. Delivery notes are not awaited: they share a later transaction.
+answer. Delivery notes are not awaited: they share a later transaction. What is recorded about
+a call is defined in `harnessgym.store.calls`: `CallIntent` and `CallOutcome`.
 """
 
 import asyncio

@@ -128,7 +128,7 @@ class BatchRollout:
     """One campaign in one folder.
 
     ```python
-    campaign = Campaign(CampaignSettings(folder=Path("runs/x"), tasks="shell", upstream="scripted", ...))
+    campaign = BatchRollout(CampaignSettings(folder=Path("runs/x"), tasks="shell", upstream="scripted", ...))
     summary = asyncio.run(campaign.run(print))
     ```
     """

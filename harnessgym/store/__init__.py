@@ -1,4 +1,4 @@
-"""All SQL of HarnessGym.
+"""The SQL of HarnessGym, but for the queries that `harnessgym.traces` still has (see tests/layout.toml).
 
 `TraceStore` runs functions that take a connection. The other modules of this package hold those functions,
 one module per noun.
