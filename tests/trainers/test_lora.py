@@ -161,20 +161,20 @@ def test_what_is_published_is_what_peft_merges_and_merging_leaves_the_base_alone
 @given(rows=forests(), seed=st.integers(0, 9))
 def test_packed_rows_give_what_whole_rows_give(rows, seed):
     _, policy = peer_and_policy("qwen3")
-    stirred(adapted(policy), seed)
+    stirred(adapted(policy), seed).double()  # in float32 the order of a sum alone breaks any useful bound
     ours = logprobs(policy, rows)
     whole = [
         token_logprobs(policy(torch.from_numpy(row[None]).long()), torch.from_numpy(row[None]).long())[0, 1:]
         for row in rows
     ]
-    assert torch.allclose(ours, torch.cat(whole), atol=1e-4)
+    assert torch.allclose(ours, torch.cat(whole), atol=1e-9)
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     if len(ours):
         weights = torch.linspace(-1, 1, len(ours))
         gradients = [
             torch.autograd.grad((weights * found).sum(), trained) for found in (ours, torch.cat(whole))
         ]
-        assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(*gradients, strict=True))
+        assert all(torch.allclose(a, b, rtol=1e-6, atol=1e-9) for a, b in zip(*gradients, strict=True))
 
 
 def test_a_policy_that_is_given_whole_weights_is_these_whatever_its_adapters_were():

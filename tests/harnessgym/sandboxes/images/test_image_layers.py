@@ -20,8 +20,8 @@ pytestmark = pytest.mark.docker
 ASK = """
 import sys
 from harnessgym.sandboxes.images.layers import ensure
-from harnessgym.sandbox import Step
-print(ensure(sys.argv[1], [Step(("/bin/sh", "-c", text)) for text in sys.argv[2:]]))
+from harnessgym.sandbox import InstallStep
+print(ensure(sys.argv[1], [InstallStep(("/bin/sh", "-c", text)) for text in sys.argv[2:]]))
 """
 
 
