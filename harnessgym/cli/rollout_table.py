@@ -3,6 +3,7 @@
 import time
 
 from rich.console import Console, Group
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -56,7 +57,8 @@ def panel(progress: BatchProgress) -> Panel:
     counts += f"{progress.by_status.get('failed', 0)} attempts failed   {progress.not_graded} not graded"
     bar = ProgressBar(total=max(progress.total, 1), completed=progress.done)
     return Panel(
-        Group(bar, Text(counts), stages, Text("   ".join(_figures(progress)))),
+        # The padding ends the line: without colours rich draws only the completed part of a bar.
+        Group(Padding(bar, 0), Text(counts), stages, Text("   ".join(_figures(progress)))),
         title="HarnessGym rollouts",
         width=78,
     )
