@@ -1,4 +1,4 @@
-"""Every module has a test file of its name or a line in the table, and what is wrong with the table is said."""
+"""Every module has a test file of its name or a line in the table; faults of the table are reported."""
 
 import pytest
 

@@ -57,7 +57,7 @@ def test_attributes_are_text_or_json_and_cut_to_a_line():
 
 def test_a_tree_names_agents_branches_and_what_started_them():
     agents = [an_agent("a", evidence="header", shown="lead"), an_agent("b", "a", "s", shown="coder")]
-    why = {"evidence": "prompt", "confidence": 0.8, "attributes": {"tool": "Task"}}
+    why = {"evidence": "text", "confidence": 0.8, "attributes": {"tool": "Task"}}
     spawn = an_event("s", "spawn", 1.0, "a", target_agent_id="b", **why)
     calls = [
         a_call("1", "a", prompt_len=1500),
@@ -70,7 +70,7 @@ def test_a_tree_names_agents_branches_and_what_started_them():
         "Rollout rollout  pi · finished",
         "lead  2 calls, 5 tokens sampled, longest prompt 1,500  known by header",
         "branch #0-#1: 5 tokens",
-        "coder  3 calls, 15 tokens sampled, longest prompt 10  spawned by Task (inferred by prompt, 80% sure)",
+        "coder  3 calls, 15 tokens sampled, longest prompt 10  spawned by Task (inferred by text, 80% sure)",
         "branch #2 behind #0: 5 tokens  break: edited",
         "branch #3: 5 tokens",
         "branch title #4: 5 tokens",
