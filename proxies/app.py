@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 
 from harnessgym import heartbeat
 from harnessgym.config import Config
-from harnessgym.control_key import ControlKey, environment_field
+from harnessgym.config.control_key import ControlKey, environment_field
 from harnessgym.engine_timeouts import EngineTimeouts
 from harnessgym.errors import ConfigError
 from harnessgym.store import workers

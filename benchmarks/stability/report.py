@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.seeds import t_interval
-from harnessgym.interval import share_with_interval
+from harnessgym.metrics.interval import share_with_interval
 
 Runs = Mapping[tuple[int, str], Sequence[dict[str, Any]]]
 """By lag and method, a run for each seed, in the order of seeds."""

@@ -20,7 +20,7 @@ from environments.workspace.episode import Episode
 from environments.workspace.shell import ResidentShell, shell_in
 from harnessgym.config import validate
 from harnessgym.errors import HarnessGymError
-from harnessgym.portal import Portal
+from harnessgym.gym.portal import Portal
 from harnessgym.provisioning import equipment_of
 from harnessgym.registry import load
 from harnessgym.sandbox import Capability, Sandbox, SandboxBackend, Snapshot, needs, require

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harnessgym.interval import mean_with_interval
+from harnessgym.metrics.interval import mean_with_interval
 from harnessgym.store.rollout_states import RolloutState
 
 

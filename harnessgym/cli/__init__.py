@@ -7,11 +7,11 @@ from typing import NoReturn
 
 import typer
 
+from harnessgym.cli.system_problem import system_problem
 from harnessgym.disk import full_disk
 from harnessgym.errors import HarnessGymError
 from harnessgym.process import PARENT
 from harnessgym.registry import look_in
-from harnessgym.system_problem import system_problem
 
 
 def app() -> typer.Typer:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from harnessgym.evaluation.comparison import Comparison, PolicyScore
     from harnessgym.evaluation.evaluation import Evaluated, Evaluation
-    from harnessgym.interval import Interval
+    from harnessgym.metrics.interval import Interval
 
 _EPILOG = """A POLICY is
 

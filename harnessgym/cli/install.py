@@ -23,8 +23,8 @@ def register(root: typer.Typer) -> None:
 
         from rich.console import Console
 
+        from harnessgym.harnesses.installation import install, installed
         from harnessgym.harnesses.program import ProgramConfig
-        from harnessgym.installation import install, installed
         from harnessgym.registry import load, names
 
         console = Console(stderr=True)

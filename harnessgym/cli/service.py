@@ -56,7 +56,7 @@ def show_settings(model: "type[BaseModel]", title: str) -> None:
     from rich.table import Table
 
     from harnessgym.cli.traces.printed import console
-    from harnessgym.setting_tree import setting_rows
+    from harnessgym.config.setting_tree import setting_rows
 
     table = Table(title=f"Settings of {title}", title_justify="left")
     table.add_column("--key", no_wrap=True)

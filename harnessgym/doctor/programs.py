@@ -6,8 +6,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from harnessgym.doctor.finding import DoctorFinding, found
+from harnessgym.harnesses.installation import installed
 from harnessgym.harnesses.program import ProgramConfig
-from harnessgym.installation import installed
 from harnessgym.registry import load, names
 from harnessgym.sandboxes.agent.binary import compiler
 from harnessgym.sandboxes.bubblewrap import bubblewrap_available

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harnessgym.batch_rollout.results import graded_by_task, passes_of
-from harnessgym.interval import Interval, mean_with_interval, paired_difference
+from harnessgym.metrics.interval import Interval, mean_with_interval, paired_difference
 from harnessgym.store.rollout_states import RolloutState
 
 PASS_REWARD = 1.0

@@ -22,9 +22,9 @@ from gymnasium.error import ResetNeeded
 from harnessgym.config import nearest
 from harnessgym.errors import CapabilityError, ConfigError, HarnessGymError
 from harnessgym.gym.harness_episode import HarnessEpisode, SharedResources, Waiting, desk
+from harnessgym.gym.portal import Portal
 from harnessgym.gym.text_space import ShortText, fit
 from harnessgym.outcome.failure import Cause, Phase, cause_of_error
-from harnessgym.portal import Portal
 from harnessgym.task import Split, Task
 from harnessgym.tasks.source import task_set
 

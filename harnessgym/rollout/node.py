@@ -21,7 +21,7 @@ from sqlalchemy import Connection
 
 from harnessgym import heartbeat
 from harnessgym.config import Config
-from harnessgym.control_key import ControlKey, environment_field
+from harnessgym.config.control_key import ControlKey, environment_field
 from harnessgym.errors import ConfigError
 from harnessgym.outcome.failure import CONSEQUENCES, Cause
 from harnessgym.provisioning import make_harness

@@ -77,7 +77,7 @@ no order is kept."""
 
 
 def _settings_of(model: str) -> Any:
-    """A table that another package's model checks. `harnessgym.setting_tree` lists its settings."""
+    """A table that another package's model checks. `harnessgym.config.setting_tree` lists its settings."""
     return Field(default_factory=dict, json_schema_extra={"settings": model})
 
 

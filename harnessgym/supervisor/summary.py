@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from harnessgym.errors import StoreError
-from harnessgym.interval import paired_difference
+from harnessgym.metrics.interval import paired_difference
 from harnessgym.reward import weights_of
 from harnessgym.run_folder import RunFolder
 from harnessgym.run_identity import run_of

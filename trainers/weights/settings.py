@@ -7,7 +7,7 @@ from pydantic import Field
 from pydantic.config import JsonDict
 
 from harnessgym.config import Config
-from harnessgym.control_key import environment_field
+from harnessgym.config.control_key import environment_field
 
 KEY = "HARNESSGYM_WEIGHTS_KEY"
 _SHOWN: JsonDict = {"environment": KEY}

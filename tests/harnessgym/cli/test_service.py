@@ -9,9 +9,9 @@ import pytest
 
 from harnessgym.cli.service import show_settings
 from harnessgym.config import Config
+from harnessgym.config.setting_tree import setting_rows
 from harnessgym.registry import REGISTRY, load, names
 from harnessgym.run_config.run import RunConfig
-from harnessgym.setting_tree import setting_rows
 
 ROOT = Path(__file__).parents[3]
 

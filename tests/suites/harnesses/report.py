@@ -33,7 +33,7 @@ policy is scripted: it writes tokens of the Qwen3 tokenizer, with reasoning, and
 prompt. Everything below is read from the trace store after the run. In every run the file that the task asks for was
 written, each call was committed, and delivered unless a table says otherwise; `trained + excluded == sampled`, and
 `traces verify` found nothing.
-Installing: `harnessgym.installation.install(harness.install(), folder)`.
+Installing: `harnessgym.harnesses.installation.install(harness.install(), folder)`.
 
 ## One task, with a sub-agent or a handoff where the agent has one
 

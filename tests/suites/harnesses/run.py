@@ -3,8 +3,8 @@
 from functools import cache
 from pathlib import Path
 
+from harnessgym.harnesses.installation import install, installed
 from harnessgym.harnesses.program import ProgramConfig
-from harnessgym.installation import install, installed
 from harnessgym.sandbox import InstallStep
 from harnessgym.task import Task
 from proxies.language import PolicyLanguage

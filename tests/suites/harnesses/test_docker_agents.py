@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from environments.swe.edit import patch
-from harnessgym.installation import installed
+from harnessgym.harnesses.installation import installed
 from harnessgym.provisioning import make_harness
 from harnessgym.run_config.run import HarnessSection
 from harnessgym.sandbox import SandboxBackend

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from environments.one_liners import OneLiners
+from harnessgym.harnesses.installation import installed
 from harnessgym.harnesses.mini_swe_agent import MiniSweAgent, MiniSweAgentConfig
-from harnessgym.installation import installed
 
 ROOT = Path(__file__).parents[3]
 CONFIG = tomllib.loads((ROOT / "benchmarks/smollm2.toml").read_text())["harnesses"][0]["settings"]["config"]

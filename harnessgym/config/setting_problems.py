@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from harnessgym.setting_tree import known_at, suggestion, without_tags
+from harnessgym.config.setting_tree import known_at, suggestion, without_tags
 
 _LONGEST = 80
 """Most characters of a value that are shown."""

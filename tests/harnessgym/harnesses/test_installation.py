@@ -3,7 +3,7 @@
 import pytest
 
 from harnessgym.errors import HarnessError
-from harnessgym.installation import install, installed
+from harnessgym.harnesses.installation import install, installed
 from harnessgym.sandbox import InstallStep
 
 

@@ -9,7 +9,7 @@ from harnessgym.config import Config, load_config, validate
 from harnessgym.errors import ConfigError
 from harnessgym.run_config.run import RunConfig
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Inner(Config):

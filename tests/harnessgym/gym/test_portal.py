@@ -3,7 +3,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from harnessgym.portal import Portal
+from harnessgym.gym.portal import Portal
 
 
 async def double(value):

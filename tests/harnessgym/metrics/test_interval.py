@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.interval import Interval, mean_with_interval, paired_difference, share_with_interval
+from harnessgym.metrics.interval import Interval, mean_with_interval, paired_difference, share_with_interval
 
 REWARDS = st.lists(st.floats(0, 1), min_size=2, max_size=30)
 

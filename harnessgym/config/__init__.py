@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from harnessgym.config.setting_problems import SettingProblem, problems_of
 from harnessgym.errors import ConfigError
-from harnessgym.setting_problems import SettingProblem, problems_of
 
 
 class Config(BaseModel):
