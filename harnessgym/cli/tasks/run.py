@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 import typer
 
 from harnessgym.cli.tasks.arguments import AsJson, Backend, Spec, TaskId
-from harnessgym.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from harnessgym.grading.cheats.scripted_agent import CheatResult
+    from harnessgym.sandbox import Sandbox
     from harnessgym.task import Task
 
 _WELCOME = """\
@@ -30,7 +30,7 @@ class Act(Protocol):
     output: bytes
     """Its output."""
 
-    async def __call__(self, sandbox: Sandbox) -> None:
+    async def __call__(self, sandbox: "Sandbox") -> None:
         """Run it. A command that fails is not an error."""
         ...
 
@@ -44,7 +44,7 @@ class Command:
         self._timeout_s = timeout_s
         self._quiet = quiet
 
-    async def __call__(self, sandbox: Sandbox) -> None:
+    async def __call__(self, sandbox: "Sandbox") -> None:
         """See `Act`."""
         done = await sandbox.exec(
             self._words, timeout_s=self._timeout_s, on_output=None if self._quiet else _show
@@ -63,7 +63,7 @@ class Lines:
         self._read = read
         self._folder = "."
 
-    async def __call__(self, sandbox: Sandbox) -> None:
+    async def __call__(self, sandbox: "Sandbox") -> None:
         """See `Act`."""
         sys.stderr.write(f"{_WELCOME}\n")
         while (line := await asyncio.to_thread(self._asked)) is not None:
@@ -77,7 +77,7 @@ class Lines:
             return None
         return None if line.strip() == "exit" else line
 
-    async def _run(self, sandbox: Sandbox, line: str) -> None:
+    async def _run(self, sandbox: "Sandbox", line: str) -> None:
         # Each line runs in a new shell. The shell prints a random mark and its folder last, so that the next
         # line begins there; output cannot guess the mark.
         mark = secrets.token_hex(8)
