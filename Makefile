@@ -6,6 +6,7 @@ TORCH := torch==2.13.0
 NAME ?= quickstart
 SANDBOX ?=
 export OMP_NUM_THREADS ?= 1
+unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes are started here; none should compile our modules again
 
 .PHONY: quickstart test harnesses vllm soak bench check fmt clean
 
@@ -18,10 +19,12 @@ else
 		--trainer.steps 4 --evaluation.tasks 0
 endif
 
-# What fails beside other tests runs once more, alone and with both results shown: only what fails twice fails the target. What
-# passes then is named as a flake, and `python -m tests.suites.flakes` counts it in docs/reliability.md.
+# Three workers keep two cores busy; beside more, what waits for a process may wait too long. Files start in the order in which they
+# are collected: tests/conftest.py puts the longest first. What fails beside other tests runs once more, alone and with both results
+# shown: only what fails twice fails the target. What passes then is named as a flake, and `python -m tests.suites.flakes` counts it in
+# docs/reliability.md.
 test: $(VENV)/installed-dev  ## the whole test suite
-	$(BIN)/python -m pytest -m "not soak" --numprocesses auto --maxprocesses 4 --dist loadfile || \
+	$(BIN)/python -m pytest -m "not soak" --numprocesses 3 --dist loadfile --no-loadscope-reorder || \
 		{ [ $$? -eq 1 ] && $(BIN)/python -m pytest -m "not soak" --last-failed --last-failed-no-failures none --flakes; }
 
 harnesses: $(VENV)/installed-dev  ## install the real agents (2.5 GB, needs npm), run them all, write docs/harnesses.md

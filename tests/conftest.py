@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -19,6 +20,20 @@ settings.register_profile("harnessgym", deadline=None)  # a loaded machine is no
 settings.load_profile("harnessgym")
 
 collect_ignore_glob = ["*/samples/*"]  # tasks in other people's formats, tests of theirs among them
+_ROOT = Path(__file__).parent
+LONG = (
+    "proxies/test_upstream_vllm_weights.py",
+    "benchmarks/test_recovery.py",
+    "harnessgym/supervisor/test_silent_processes.py",
+    "test_extended_run.py",
+    "harnessgym/cluster/test_ray_run.py",
+    "proxies/test_upstream_vllm.py",
+    "harnessgym/cli/test_eval_command.py",
+    "test_bad_input_runs.py",
+    "benchmarks/test_async_real.py",
+)
+"""Files that take longest, longest first. They start first, or the others would be waiting for them at the
+end."""
 NEEDED = {
     "bubblewrap": bubblewrap_available,
     "docker": docker_unavailable,
@@ -42,7 +57,11 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Tests of what a machine lacks are skipped, saying why; if `HARNESSGYM_REQUIRE` names it, they fail."""
+    """Long files come first. Tests of what a machine lacks are skipped, saying why; if `HARNESSGYM_REQUIRE`
+    names it, they fail.
+    """
+    ranks = {_ROOT / file: rank for rank, file in enumerate(LONG)}
+    items.sort(key=lambda item: ranks.get(item.path, len(LONG)))
     required = os.environ.get("HARNESSGYM_REQUIRE", "").split(",")
     for marker, available in NEEDED.items():
         if marker in required or (problem := available()) is None:
