@@ -54,7 +54,7 @@ class EssRule(Config):
 class UpdateSettings(BaseModel):
     """How a batch changes the policy."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     lr: float = Field(4e-4, gt=0)
     """Learning rate of this step; fits the shipped policy. Pretrained models want about 1e-6."""

@@ -22,7 +22,7 @@ from harnessgym.errors import ConfigError
 class Config(BaseModel):
     """Base of all settings classes: immutable, no unknown keys, documented by the strings under fields."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 M = TypeVar("M", bound=BaseModel)

@@ -4,8 +4,13 @@ A field may be a plain table in the model because another package reads it. It t
 content: `Field(default_factory=dict, json_schema_extra={"settings": "module:Class"})`.
 """
 
+import ast
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+import inspect
+import itertools
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -17,21 +22,48 @@ _SURE = 0.85
 _MOST = 3
 
 
-def setting_rows(model: type[BaseModel], prefix: str = "") -> list[tuple[str, str, str]]:
+def setting_rows(model: type[BaseModel]) -> list[tuple[str, str, str]]:
     """Key, default and meaning of every setting, including those of optional and repeated tables."""
-    rows: list[tuple[str, str, str]] = []
+    return [
+        (key, "required" if field.is_required() else _default(field), meanings(owner).get(name, ""))
+        for key, owner, name, field in _settings(model)
+    ]
+
+
+@functools.cache
+def meanings(model: type[BaseModel]) -> dict[str, str]:
+    """The strings under the fields of a model. They are read from its source when they are asked for: pydantic's
+    `use_attribute_docstrings` reads it whenever a process imports the model.
+    """
+    found: dict[str, str] = {}
+    for owner in reversed(model.__mro__):
+        if not issubclass(owner, BaseModel) or owner is BaseModel:
+            continue
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, below in itertools.pairwise(definition.body):
+            match field, below:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    found[name] = inspect.cleandoc(text)
+    return found
+
+
+def _settings(
+    model: type[BaseModel], prefix: str = ""
+) -> Iterator[tuple[str, type[BaseModel], str, FieldInfo]]:
+    """Key, model, name and field of every setting."""
     for name, field in model.model_fields.items():
         if _extra(field, "set_by") or _is_tag_field(field):
             continue
         inner = _table(field)
         key = prefix + name
-        if inner is not None and (inner == field.annotation or _extra(field, "settings")):
-            rows += setting_rows(inner, f"{key}.")
-            continue
-        rows.append((key, "required" if field.is_required() else _default(field), field.description or ""))
+        if inner is None or not (inner == field.annotation or _extra(field, "settings")):
+            yield key, model, name, field
         if inner is not None:
-            rows += setting_rows(inner, f"{key}.")
-    return rows
+            yield from _settings(inner, f"{key}.")
 
 
 def suggestion(model: type[BaseModel], unknown: Sequence[str | int], value: Any = None) -> str:
@@ -41,7 +73,7 @@ def suggestion(model: type[BaseModel], unknown: Sequence[str | int], value: Any 
     """
     path = [part for part in unknown if isinstance(part, str)]
     leaf = _first_leaf(path, value)
-    keys = [key for key, _, _ in setting_rows(model)]
+    keys = [key for key, *_ in _settings(model)]
     dotted = ".".join(leaf)
     section = ".".join(path[:-1])
     same = sorted(
@@ -133,7 +165,7 @@ def _service(leaf: Sequence[str]) -> str | None:
     if leaf[0] not in names("settings"):
         return None
     try:
-        known = {key for key, _, _ in setting_rows(load("settings", leaf[0]))}
+        known = {key for key, *_ in _settings(load("settings", leaf[0]))}
     except ConfigError:  # its package is not installed
         return None
     rest = ".".join(leaf[1:])

@@ -30,7 +30,7 @@ _MIB = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 class Table(BaseModel):
     """Base class. Unknown keys are allowed; `unknown` lists them."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="allow", frozen=True)
 
 
 def mebibytes(size: str) -> int:

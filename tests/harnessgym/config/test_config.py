@@ -6,6 +6,7 @@ import pytest
 from pydantic import Field, model_validator
 
 from harnessgym.config import Config, load_config, validate
+from harnessgym.config.setting_tree import meanings
 from harnessgym.errors import ConfigError
 from harnessgym.run_config.run import RunConfig
 
@@ -77,7 +78,7 @@ def test_every_field_of_a_run_is_documented():
             inner = field.annotation
             if isinstance(inner, type) and issubclass(inner, Config):
                 yield from undocumented(inner, f"{prefix}{name}.")
-            elif not field.description:
+            elif not meanings(model).get(name):
                 yield prefix + name
 
     assert set(undocumented(RunConfig)) <= {"policy", "tasks", "harnesses"}
