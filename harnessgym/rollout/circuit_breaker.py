@@ -42,8 +42,9 @@ class CircuitBreaker:
         if self._seen is None or useful > self._seen[0]:
             self._seen = useful, dropped
         elif dropped - self._seen[1] >= self.limit:
+            # The rollouts of these groups may all have failed on other nodes.
+            last = f"The last failure, {self._last}" if self._last else "This node saw none of the failures."
             raise SandboxError(
                 f"{dropped - self._seen[1]} groups in a row were dropped, because too few rollouts of each "
-                "had a "
-                f"verdict: the trainer gets nothing. The last failure, {self._last}\n{_REMEDY}"
+                f"had a verdict: the trainer gets nothing. {last}\n{_REMEDY}"
             )

@@ -184,7 +184,7 @@ class Endpoints:
     async def events(
         self,
         rollout: Annotated[list[str] | None, Query()] = None,
-        since: float | None = None,
+        since: Annotated[float | None, Query(allow_inf_nan=False)] = None,
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> StreamingResponse:
         """Stream changes: all those of named rollouts, else those from now or `since` (Unix seconds) on."""

@@ -7,6 +7,7 @@ committed late: after a reconnect a client may see an event twice, and it misses
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
@@ -35,11 +36,13 @@ def parse_event_id(text: str) -> Key:
     at, _, rest = text.partition(":")
     rollout_id, _, kind = rest.partition(":")
     try:
-        return float(at), rollout_id, kind
+        time_s = float(at)
     except ValueError:
-        raise ConfigError(
-            f"Last-Event-ID {text!r} is no event's id. Give the `id` of an event as it came."
-        ) from None
+        time_s = math.nan
+    # No event happens at an infinite time: such a stream would send nothing for ever.
+    if not math.isfinite(time_s):
+        raise ConfigError(f"Last-Event-ID {text!r} is no event's id. Give the `id` of an event as it came.")
+    return time_s, rollout_id, kind
 
 
 class EventStream:
@@ -59,6 +62,8 @@ class EventStream:
         self._cursor = since if after is None else after[0]
         self._told: dict[Key, None] = {}
         self._unfinished = set(rollout_ids or ())
+        self._looked = time.monotonic()
+        """When the last look began."""
 
     @property
     def over(self) -> bool:
@@ -67,7 +72,9 @@ class EventStream:
 
     async def look(self) -> list[tuple[str, Change, RolloutState]]:
         """Events since the last look: id, kind and the rollout's present state."""
+        began = time.monotonic()
         found = await self._store.aread(self._changed)
+        self._looked = began
         out = []
         for at, kind, state in found:
             key = (at, state.id, kind)
@@ -86,28 +93,26 @@ class EventStream:
 
     def _changed(self, conn: Connection) -> list[tuple[float, Change, RolloutState]]:
         self._follow(conn)
-        since = min(self._cursor, clock.read(conn)) - self._late_s  # a clock that was set back hides nothing
+        # If the clock was set back, what happened since the last look has earlier times than what was sent.
+        last_look = clock.read(conn) - (time.monotonic() - self._looked)
+        since = min(self._cursor, last_look) - self._late_s
         return rollout_states.changed(
             conn, self._run_id, since, None if self._ids is None else sorted(self._ids)
         )
 
     def _follow(self, conn: Connection) -> None:
-        """When a watched rollout has ended and has a next attempt, watch that from its beginning."""
-        following = list(self._unfinished)
+        """Watch the attempts that followed watched rollouts, from the end of the first of those on."""
+        ids, following = self._ids or set(), list(self._unfinished)
         while following:
             ended = [state for state in rollout_states.get(conn, following) if state.ended_at is not None]
             self._unfinished.difference_update(state.id for state in ended)
-            following = []
-            for state in ended:
-                if (
-                    state.continued_by is not None
-                    and self._ids is not None
-                    and state.continued_by not in self._ids
-                ):
-                    self._ids.add(state.continued_by)
-                    self._unfinished.add(state.continued_by)
-                    self._cursor = min(self._cursor, state.ended_at or 0.0)
-                    following.append(state.continued_by)
+            later = rollout_states.later_attempts(conn, [state.id for state in ended])
+            # Several attempts may have followed since the last look, not only the newest.
+            following = [rollout_id for rollout_id in later if rollout_id not in ids]
+            if following:
+                ids.update(following)
+                self._unfinished.update(following)
+                self._cursor = min(self._cursor, *(state.ended_at or 0.0 for state in ended))
 
 
 async def as_events(

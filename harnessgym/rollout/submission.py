@@ -4,16 +4,23 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import Discriminator, Field, Tag, create_model
+from pydantic import ConfigDict, Discriminator, Field, Tag, create_model
 
 from harnessgym.config import Config
 from harnessgym.task import Limits, Setup, Split, Task
+
+
+class FiniteConfig(Config):
+    """Settings whose numbers must be finite: JSON, in which the store keeps them, has no others."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
 
 _types = get_type_hints(Limits)
 _limits: dict[str, Any] = {
     each.name: (_types[each.name], Field(each.default, gt=0)) for each in fields(Limits)
 }
-LimitsTable: Any = create_model("LimitsTable", __base__=Config, **_limits)
+LimitsTable: Any = create_model("LimitsTable", __base__=FiniteConfig, **_limits)
 """The fields of `harnessgym.task.Limits`, all positive."""
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
 
@@ -26,7 +33,7 @@ class NamedTask(Config):
     id: str
 
 
-class SubmissionSetup(Config):
+class SubmissionSetup(FiniteConfig):
     """See `harnessgym.task.Setup`."""
 
     run: tuple[tuple[str, ...], ...] = ()
@@ -60,7 +67,7 @@ class InlineTask(Config):
         return Task(**own, limits=Limits(**self.limits.model_dump()), setup=Setup(**self.setup.model_dump()))
 
 
-class SubmissionSampling(Config):
+class SubmissionSampling(FiniteConfig):
     """Sampling settings. The session enforces them, whatever the harness asks for."""
 
     temperature: float = Field(1.0, ge=0)

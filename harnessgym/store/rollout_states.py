@@ -157,6 +157,14 @@ def latest(conn: Connection, rollout_id: str) -> str | None:
     return conn.execute(found).scalar()
 
 
+def later_attempts(conn: Connection, rollout_ids: Sequence[str]) -> list[str]:
+    """Return all attempts that followed rollouts at their slots, in order of id."""
+    same = (_LATER.c.group_id == rollouts.c.group_id) & (_LATER.c.slot == rollouts.c.slot)
+    query = select(_LATER.c.id).join(rollouts, same & (_LATER.c.attempt > rollouts.c.attempt))
+    wanted = query.where(rollouts.c.id.in_(rollout_ids)).distinct().order_by(_LATER.c.id)
+    return list(conn.execute(wanted).scalars())
+
+
 def of_group(conn: Connection, run_id: str, purpose: str) -> list[str]:
     """Return the first attempts at all slots of a purpose, in order."""
     query = select(rollouts.c.id).join(groups, groups.c.id == rollouts.c.group_id)

@@ -54,3 +54,22 @@ def test_consumed_groups_are_of_use():
     patience.groups({"complete": 1})
     patience.groups({"consumed": 2, "dropped": 2})
     patience.groups({"consumed": 2, "dropped": 3})
+
+
+def test_groups_that_failed_on_other_nodes_have_no_last_failure_here():
+    breaker = CircuitBreaker(2)
+    breaker.groups({})
+    with pytest.raises(SandboxError) as caught:
+        breaker.groups({"dropped": 2})
+    first, remedy = str(caught.value).split("\n")
+    assert first.endswith("the trainer gets nothing. This node saw none of the failures.")
+    assert remedy == "Fix this and start the run again; it resumes."
+
+
+def test_dropped_groups_are_explained_by_the_last_failure_of_this_node():
+    breaker = CircuitBreaker(2)
+    breaker.groups({})
+    breaker.failed(ROW, OUTCOME)
+    breaker.succeeded()
+    with pytest.raises(SandboxError, match=r"The last failure, of harness 'pi': no_calls: It never called\."):
+        breaker.groups({"dropped": 2})

@@ -114,6 +114,20 @@ def test_an_attempt_is_continued_by_the_newest_at_its_slot(store, recording):
     assert latest == [third, third]
 
 
+@pytest.mark.parametrize("kind", BOTH, indirect=True)
+def test_all_attempts_that_followed_are_listed_once(store, recording):
+    _, (first, other) = recording.group(2)
+    second = fail(recording, first)
+    third = fail(recording, second)
+
+    def later(*ids):
+        return store.read(lambda conn: rollout_states.later_attempts(conn, ids))
+
+    assert later(first) == later(first, second, other) == sorted([second, third])
+    assert later(second) == [third]
+    assert later(third, other) == later() == []
+
+
 @pytest.mark.parametrize(("max_attempts", "final"), [(2, False), (1, True)])
 def test_a_failed_attempt_is_final_if_no_other_follows(recording, max_attempts, final):
     _, (rollout_id,) = recording.group(1)
