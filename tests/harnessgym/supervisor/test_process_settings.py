@@ -1,0 +1,160 @@
+"""The settings of a run's processes, from a real configuration in a run's folder."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harnessgym.engine_timeouts import EngineTimeouts
+from harnessgym.run_folder import RunFolder, write_json
+from harnessgym.supervisor.process_settings import Orders, outside_names
+from tests.harnessgym.supervisor.starts import config
+
+HELPER = {"name": "helper", "path": "weights/helper", "workers": 2}
+OUTSIDE = [
+    {"kind": "vllm", "url": "http://gpu-1:8000"},
+    {"kind": "sglang", "url": "http://gpu-2:30000/", "policy": "helper"},
+]
+ENGINE = {
+    "workers": 3,
+    "outside": OUTSIDE,
+    "drain_s": 2.5,
+    "updates_at_once": 2,
+    "max_batch": 8,
+    "idle_s": 7.0,
+}
+WEIGHTS = {"update_leases": 2, "drain_s": 2.5}
+
+
+@pytest.fixture
+def make_orders(tmp_path):
+    def make(**changes):
+        settings = config(**changes)
+        folder = RunFolder(tmp_path / "run")
+        write_json(folder.config_path, settings.model_dump(mode="json"))
+        ids = {policy.name: f"id-{place}" for place, policy in enumerate(settings.all_policies)}
+        return Orders(folder, settings, "run-7", "id-0", "the-key", "process", training=True, policy_ids=ids)
+
+    return make
+
+
+@pytest.fixture
+def orders(make_orders):
+    """Of a run with two policies, five engines of its own and two outside."""
+    return make_orders(policies=[HELPER], engine=ENGINE, seed=40, supervisor={"threads": 3})
+
+
+def test_processes_are_named_by_what_they_do(orders):
+    assert orders.engines == [f"engine-{number}" for number in range(5)]
+    assert orders.trainers == ["trainer", "trainer-helper"]
+    assert orders.outside == outside_names(orders.config) == ["vllm-gpu-1-8000", "sglang-gpu-2-30000"]
+
+
+def test_engines_serve_their_policies_and_sample_different_noise(orders):
+    engines = [orders.engine(name, f"http://{name}", "unix:c") for name in orders.engines]
+    path = orders.config.policy.path
+    assert [engine["model"] for engine in engines] == [path, path, path, "weights/helper", "weights/helper"]
+    assert [engine["seed"] for engine in engines] == [40, 41, 42, 43, 44]
+    assert [engine["worker_id"] for engine in engines] == orders.engines
+    assert {(engine["max_batch"], engine["threads"]) for engine in engines} == {(8, 3)}
+
+
+def test_an_engines_weight_agent_knows_where_the_engine_is(orders):
+    assert orders.engine("engine-4", "http://e:1", "unix:c")["agent"] == {
+        "store": orders.folder.store_url(),
+        "policy_id": "id-1",
+        "run_id": "run-7",
+        "control_url": "unix:c",
+        "control_key": "the-key",
+        "address": "http://e:1",
+        **WEIGHTS,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "url", "policy_id"),
+    [
+        ("vllm-gpu-1-8000", "vllm", "http://gpu-1:8000", "id-0"),
+        ("sglang-gpu-2-30000", "sglang", "http://gpu-2:30000/", "id-1"),
+    ],
+)
+def test_an_outside_engine_has_a_weight_agent_of_its_policy(orders, name, kind, url, policy_id):
+    assert orders.weights_agent(name, "http://control") == {
+        "store": orders.folder.store_url(),
+        "policy_id": policy_id,
+        "run_id": "run-7",
+        "control_url": "http://control",
+        "control_key": "the-key",
+        "engine": kind,
+        "engine_url": url,
+        "worker_id": name,
+        "scratch": str(orders.folder.staged),
+        **WEIGHTS,
+    }
+
+
+def test_a_name_that_no_engine_has_is_an_error(orders):
+    for order in (orders.weights_agent, lambda name, url: orders.engine(name, "http://e", url)):
+        with pytest.raises(ValueError, match="engine-9"):
+            order("engine-9", "unix:c")
+
+
+def test_the_proxy_serves_all_policies_within_the_engines_time_limits(orders):
+    settings = orders.proxy()
+    assert [(each["id"], each["name"], each["path"]) for each in settings["policies"]] == [
+        ("id-0", "policy", orders.config.policy.path),
+        ("id-1", "helper", "weights/helper"),
+    ]
+    limits = {name: settings[name] for name in EngineTimeouts.model_fields}
+    assert limits == {"first_token_s": 300.0, "idle_s": 7.0, "probe_s": 5.0}
+    assert (settings["served_model_name"], settings["policy"]) == ("policy", orders.config.policy.path)
+    assert (settings["control_key"], settings["run_id"]) == ("the-key", "run-7")
+
+
+def test_a_proxy_of_one_policy_is_told_of_no_others(make_orders):
+    assert "policies" not in make_orders().proxy()
+
+
+@pytest.mark.parametrize("synchronous", ["NORMAL", "FULL"])
+def test_everyone_opens_the_store_of_the_run(make_orders, synchronous):
+    orders = make_orders(store={"url": "sqlite:////data/all.db", "synchronous": synchronous})
+    settings = [orders.proxy(), orders.engine("engine-0", "http://e", "unix:c")["agent"]]
+    assert {each["store"] for each in settings} == {"sqlite:////data/all.db"}
+    assert orders.proxy()["synchronous"] == synchronous
+
+
+def test_a_policy_without_an_id_of_its_own_has_the_runs(orders):
+    alone = replace(orders, policy_ids={})
+    assert alone.engine("engine-0", "http://e", "unix:c")["agent"]["policy_id"] == "id-0"
+    assert alone.weights_agent("sglang-gpu-2-30000", "unix:c")["policy_id"] == "id-0"
+
+
+@pytest.mark.parametrize(("socket_dir", "expected"), [(None, None), (Path("/tmp/s"), "/tmp/s")])
+def test_a_node_uses_the_proxys_socket_or_relays_its_own(orders, socket_dir, expected):
+    assert orders.node("node-2", "unix:c", "http://proxy:9", socket_dir) == {
+        "run": str(orders.folder.root),
+        "run_id": "run-7",
+        "name": "node-2",
+        "control_url": "unix:c",
+        "control_key": "the-key",
+        "proxy_socket_dir": expected,
+        "proxy_url": "http://proxy:9",
+        "sandbox": "process",
+    }
+
+
+def test_a_trainer_knows_its_run_and_a_further_one_its_policy(orders):
+    assert orders.trainer() == {"run": str(orders.folder.root)}
+    assert orders.trainer("trainer-helper") == {"run": str(orders.folder.root), "policy": "helper"}
+
+
+def test_all_settings_can_be_written_as_json(orders):
+    settings = [
+        orders.proxy(),
+        *(orders.engine(name, "http://e", "unix:c") for name in orders.engines),
+        *(orders.weights_agent(name, "unix:c") for name in orders.outside),
+        *(orders.trainer(name) for name in orders.trainers),
+        orders.node("node", "unix:c", "http://proxy", Path("/tmp/s")),
+    ]
+    assert json.loads(json.dumps(settings)) == settings
