@@ -65,8 +65,10 @@ def _git(folder: Path, *words: str, stdin: bytes = b"") -> bytes:
             "git is not installed on this machine, and a task has a repository. Install it."
         ) from error
     if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        # After the error, `fast-import` names a crash report, which is gone with the temporary folder.
+        reason = [line for line in lines if line.startswith("fatal:")] or lines
         raise TaskError(
-            f"`git {' '.join(words)}` failed for a task's history: {''.join(said) or done.returncode}."
+            f"`git {' '.join(words)}` failed for a task's history: {''.join(reason[-1:]) or done.returncode}."
         )
     return done.stdout
