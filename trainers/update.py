@@ -7,6 +7,7 @@ In a `World` of several processes, each process calls the same functions with th
 part, and gets the metrics of the whole batch.
 """
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -64,13 +65,27 @@ class UpdateMetrics:
         return {name: float(getattr(self, name)) for name in self.__dataclass_fields__}
 
 
+class EagerAdamW(torch.optim.AdamW):
+    """`AdamW` without torch's compiler.
+
+    torch imports its compiler, which takes seconds, when an optimizer is made, only to keep these methods from
+    being compiled. They are the functions below that decorator; `step` computes no gradients there either.
+    """
+
+    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+    state_dict = inspect.unwrap(torch.optim.AdamW.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.AdamW.load_state_dict)
+    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
 def make_optimizer(policy: torch.nn.Module, settings: UpdateSettings) -> torch.optim.Optimizer:
     """AdamW over the parameters that are trained, without weight decay.
 
     beta_2 = 0.95 forgets old second moments quickly, which suits a run of few, noisy steps.
     """
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(trained, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    return EagerAdamW(trained, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
 
 
 def policy_update(

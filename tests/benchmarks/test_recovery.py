@@ -9,7 +9,7 @@ from benchmarks.raylets.campaign import MACHINE, MachineCampaign
 from benchmarks.recovery import Blow, Campaign
 from tests.support.postgres import PostgresServer
 
-SMALL = ["--trainer.steps", "12", "--trainer.groups_per_step", "2", "--trainer.group_size", "4"]
+SMALL = ["--trainer.steps", "12", "--trainer.groups_per_step", "2", "--trainer.group_size", "2"]
 ENDLESS = ["--trainer.steps", "1000", *SMALL[2:]]
 
 
@@ -26,7 +26,7 @@ def test_killed_and_stopped_nothing_is_lost_trained_twice_or_misjudged(tmp_path,
     report = Campaign(tmp_path / "run", blows(victim), seed, SMALL).run()
     assert report.blows == {victim: {"kill": 1, "pause": 1, "stop": 1}}
     assert report.steps == 12
-    assert report.graded >= 12 * 2 * 4
+    assert report.graded >= 12 * 2 * 2
     assert (report.lost, report.trained_twice, report.findings) == (0, 0, [])
     assert (report.judged, report.misjudged) == (0, 0)
     assert report.clean

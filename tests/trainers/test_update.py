@@ -16,6 +16,7 @@ from harnessgym.traces.trajectories import Row
 from trainers.losses.normalisation import Normalisation
 from trainers.policy import Policy, PolicyConfig
 from trainers.update import (
+    EagerAdamW,
     GradientAccumulation,
     UpdateMetrics,
     UpdateSettings,
@@ -450,3 +451,21 @@ def test_what_a_proximal_policy_needs_is_asked_for() -> None:
         options = UpdateSettings.model_validate({"proximal": proximal})
         with pytest.raises(TrainerError, match=words):
             policy_update(policy, optimizer, rows, [1.0, 1.0], options)
+
+
+def test_the_optimizer_steps_and_is_restored_as_torchs_own():
+    def trained(kind):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Linear(5, 3))
+        optimizer = kind(model.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(4, 7)).square().sum().backward()
+            optimizer.step()
+            optimizer.load_state_dict(optimizer.state_dict())
+        return [*model.parameters()], optimizer.state_dict()
+
+    (own, own_state), (theirs, their_state) = trained(EagerAdamW), trained(torch.optim.AdamW)
+    assert all(map(torch.equal, own, theirs))
+    assert own_state["param_groups"] == their_state["param_groups"]
+    assert not any(weight.requires_grad for row in own_state["state"].values() for weight in row.values())
