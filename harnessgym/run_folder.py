@@ -110,7 +110,9 @@ class RunFolder:
 
     def store_url(self, config: RunConfig | None = None) -> str:
         """URL of the run's database by its configuration; `config` replaces the one in the folder."""
-        return (config or self.config()).store.url or f"sqlite:///{self.root / 'traces.db'}"
+        from harnessgym.store.backend import url_of_file
+
+        return (config or self.config()).store.url or url_of_file(self.root / "traces.db")
 
 
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:

@@ -33,6 +33,7 @@ from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.run_identity import enter_run, find_run, forget_processes, record_run
 from harnessgym.sandbox import SandboxBackend, needs, require
 from harnessgym.store import TraceStore, counts, policies, rollout_states, rollouts, runs, workers
+from harnessgym.store.backend import url_of_file
 from harnessgym.store.rollout_states import RolloutState
 from harnessgym.store.rollouts import GroupSpec
 from harnessgym.store.workers import WorkerRow
@@ -167,7 +168,7 @@ class BatchRollout:
     @property
     def store_url(self) -> str:
         """URL of the trace store."""
-        return f"sqlite:///{self.folder.root / 'traces.db'}"
+        return url_of_file(self.folder.root / "traces.db")
 
     async def run(self, observe: Observer = lambda _: None) -> dict[str, Any]:
         """Run to the end and return the summary, which is also written.

@@ -171,7 +171,7 @@ def _conclude(supervisor: Any, console: "Console") -> dict[str, Any]:
     import json
 
     from harnessgym.run_folder import write_json
-    from harnessgym.store.backend import shown
+    from harnessgym.store.backend import file_of, shown
     from harnessgym.supervisor.curve import draw_curve
     from harnessgym.supervisor.progress import read_metrics
     from harnessgym.supervisor.summary import summarise
@@ -181,7 +181,8 @@ def _conclude(supervisor: Any, console: "Console") -> dict[str, Any]:
     summary = summarise(supervisor.store, folder, supervisor.stages, sandbox)
     write_json(folder.summary_path, summary)
     draw_curve(read_metrics(folder), summary, folder.root / "curve.png")
-    _print(summary, folder.root, console, shown(folder.store_url()).removeprefix("sqlite:///"))
+    url = folder.store_url()
+    _print(summary, folder.root, console, str(file_of(url) or shown(url)))
     return summary
 
 

@@ -96,6 +96,7 @@ def _show(console: "Console", wrapped: "Wrapped") -> None:
     from rich.table import Table
 
     from harnessgym.store import TraceStore
+    from harnessgym.store.backend import file_of
     from harnessgym.traces.overview import overview
 
     with TraceStore.open(wrapped.store_url) as store:
@@ -107,7 +108,7 @@ def _show(console: "Console", wrapped: "Wrapped") -> None:
     for name, value in seen.rows():
         table.add_row(name, value)
     console.print(table)
-    source = wrapped.store_url.removeprefix("sqlite:///")
+    source = file_of(wrapped.store_url)
     console.print(
         f"Trace: {source}\nLook: harnessgym traces show {source} {wrapped.rollout_id}", soft_wrap=True
     )

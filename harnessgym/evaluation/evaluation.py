@@ -33,6 +33,7 @@ from harnessgym.evaluation.policies import NamedPolicy, find_policy
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.run_identity import run_of
 from harnessgym.store import TraceStore, rollout_states
+from harnessgym.store.backend import url_of_file
 from harnessgym.store.rollout_states import RolloutState
 from harnessgym.supervisor.preparation import claim_folder
 from harnessgym.wrapping.upstream import find_upstream
@@ -239,7 +240,7 @@ async def _exported(policy: NamedPolicy, out: Path) -> Path:
 
 def _states(folder: Path) -> list[RolloutState]:
     """The final states of a finished campaign's rollouts."""
-    with TraceStore.open(f"sqlite:///{folder / 'traces.db'}") as store:
+    with TraceStore.open(url_of_file(folder / "traces.db")) as store:
         run = store.read(lambda conn: run_of(conn, RunFolder(folder)))
         assert run is not None
         return store.read(lambda conn: rollout_states.slots(conn, run.id, PURPOSE))

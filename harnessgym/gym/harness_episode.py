@@ -29,6 +29,7 @@ from harnessgym.run_config.session import SessionOptions
 from harnessgym.run_folder import RunFolder
 from harnessgym.sandbox import ExecResult, Sandbox, SandboxBackend, needs, require
 from harnessgym.store import TraceStore, policies, rollouts, runs
+from harnessgym.store.backend import url_of_file
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.task import Grade, Task
 from harnessgym.task_setup.workspace_setup import furnish
@@ -81,7 +82,7 @@ async def desk(
     run = RunFolder(folder)
     async with AsyncExitStack() as stack:
         folder.mkdir(parents=True, exist_ok=True)
-        store = stack.enter_context(TraceStore.create(f"sqlite:///{folder / 'traces.db'}"))
+        store = stack.enter_context(TraceStore.create(url_of_file(folder / "traces.db")))
         run_id = store.write(lambda conn: add_run(conn, "harness_env", upstream))
         proxy = stack.enter_context(own_proxy(store, run, run_id, upstream, _MODEL))
         address = proxy.address

@@ -19,7 +19,7 @@ from harnessgym.simulation.outcome import SimulationOutcome
 from harnessgym.simulation.settings import SimulationConfig
 from harnessgym.simulation.simulation import simulate
 from harnessgym.store import TraceStore
-from harnessgym.store.backend import shown
+from harnessgym.store.backend import shown, url_of_file
 from harnessgym.store.durations import rollout_durations
 
 
@@ -35,7 +35,7 @@ def with_recorded(config: SimulationConfig, root: Path) -> SimulationConfig:
         raise ConfigError(
             f"{root} has no recorded run: there is no {path}. Give the folder of a `train` or `rollout` run."
         )
-    url = folder.store_url() if folder.config_path.exists() else f"sqlite:///{path}"
+    url = folder.store_url() if folder.config_path.exists() else url_of_file(path)
     with TraceStore.open(url) as store:
         run = store.read(partial(run_of, folder=folder))
         found = [] if run is None else store.read(lambda conn: rollout_durations(conn, run.id))

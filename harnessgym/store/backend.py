@@ -108,6 +108,12 @@ def file_of(url: str) -> Path | None:
     return None if path is None else Path(path)
 
 
+def url_of_file(path: Path) -> str:
+    """Return the URL of a SQLite file, the inverse of `file_of`."""
+    # In a URL, `?` begins the query and `%` an escape; any other character stands for itself.
+    return f"sqlite:///{str(path).replace('%', '%25').replace('?', '%3F')}"
+
+
 def asked_patience(url: URL, name: str, default: float) -> float:
     """Return the seconds that a URL's query sets under a name, or `default`.
 

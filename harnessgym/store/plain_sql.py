@@ -19,7 +19,7 @@ from sqlalchemy import URL, Connection, inspect
 from sqlalchemy.exc import DBAPIError
 
 from harnessgym.errors import StoreError
-from harnessgym.store.backend import Backend, open_backend, shown
+from harnessgym.store.backend import Backend, open_backend, shown, url_of_file
 
 _READS = frozenset(
     {
@@ -177,7 +177,9 @@ def _writes(error: BaseException) -> bool:
 
 def _name(url: URL) -> str:
     return (
-        shown(url) if url.get_backend_name() != "sqlite" else f"The trace database sqlite:///{url.database}"
+        shown(url)
+        if url.get_backend_name() != "sqlite"
+        else f"The trace database {url_of_file(Path(url.database or ''))}"
     )
 
 

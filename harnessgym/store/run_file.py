@@ -15,7 +15,7 @@ from sqlalchemy import Connection, create_engine, select
 from sqlalchemy.pool import StaticPool
 
 from harnessgym.errors import SchemaError, StoreError
-from harnessgym.store.backend import open_backend, shown
+from harnessgym.store.backend import open_backend, url_of_file
 from harnessgym.store.connections import connected
 from harnessgym.store.run_copy import RunCopy
 from harnessgym.store.schema import head_revision, revision_of
@@ -92,7 +92,7 @@ def import_run(file: Path, url: str, progress: Progress = lambda *_: None) -> Mo
 def _written(source: Connection, run_id: str, part: Path, progress: Progress) -> tuple[int, dict[str, int]]:
     """Copy a run into a new file. Returns the number of rollouts, and of rows by table."""
     _remove(part)
-    url = f"sqlite:///{part}"
+    url = url_of_file(part)
     TraceStore.create(url).close()
     with connected(url) as target:
         copy = RunCopy(source, target.writer, run_id)
@@ -138,7 +138,7 @@ def _readable(file: Path) -> Iterator[Connection]:
             copied = Path(folder) / "run.db"
             shutil.copy(file, copied)
             try:
-                TraceStore.create(f"sqlite:///{copied}").close()
+                TraceStore.create(url_of_file(copied)).close()
             except SchemaError:
                 raise SchemaError(
                     f"{file} was written by a later release (schema revision {found}); this one knows "
@@ -152,7 +152,7 @@ def _readable(file: Path) -> Iterator[Connection]:
 
 @contextmanager
 def _read_only(file: Path) -> Iterator[Connection]:
-    backend = open_backend(f"sqlite:///{file}")
+    backend = open_backend(url_of_file(file))
     address = f"{file.absolute().as_uri()}?mode=ro"
     engine = create_engine(
         "sqlite://",
@@ -184,6 +184,6 @@ def _only_run(conn: Connection, file: Path) -> str:
     if len(found) != 1:
         raise StoreError(
             f"{file} has {len(found)} runs ({', '.join(found) or 'none'}), and one at a time is imported. "
-            f"`harnessgym store export {shown(f'sqlite:///{file}')} RUN OUT` writes one of them to a file."
+            f"`harnessgym store export {url_of_file(file)} RUN OUT` writes one of them to a file."
         )
     return str(found[0])

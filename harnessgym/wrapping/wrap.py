@@ -29,6 +29,7 @@ from harnessgym.run_config.session import SessionOptions
 from harnessgym.run_folder import RunFolder
 from harnessgym.run_identity import refuse_run_folder
 from harnessgym.store import TraceStore, policies, rollouts, runs
+from harnessgym.store.backend import url_of_file
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.task import Task
 from harnessgym.wrapping.own_proxy import RunningProxy, add_run, own_proxy
@@ -227,7 +228,7 @@ def _own(settings: WrapSettings, upstream: WrapUpstream) -> Iterator[RunningProx
         settings.folder, "Give another --folder; or --join that folder, to use the proxy of a live run."
     )
     settings.folder.mkdir(parents=True, exist_ok=True)
-    url = f"sqlite:///{settings.folder.resolve() / 'traces.db'}"
+    url = url_of_file(settings.folder.resolve() / "traces.db")
     with TraceStore.create(url) as store:
         run_id = store.write(lambda conn: add_run(conn, "wrap", upstream))
         folder = RunFolder(settings.folder.resolve() / run_id)

@@ -39,13 +39,14 @@ def store_url(source: str, *, new: bool = False) -> str:
     if "://" in source:
         return source
     from harnessgym.run_folder import RunFolder
+    from harnessgym.store.backend import url_of_file
 
     folder = RunFolder(Path(source))
     if folder.config_path.is_file():
         return folder.store_url()
     if not folder.root.exists() and not new:
         raise StoreError(_nothing_at(folder.root))
-    return f"sqlite:///{folder.root / 'traces.db' if folder.root.is_dir() else folder.root}"
+    return url_of_file(folder.root / "traces.db" if folder.root.is_dir() else folder.root)
 
 
 def import_url(target: str) -> str:

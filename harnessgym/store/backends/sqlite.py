@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from harnessgym.errors import StoreError
-from harnessgym.store.backend import PATIENCE_S, Synchronous, asked_patience
+from harnessgym.store.backend import PATIENCE_S, Synchronous, asked_patience, url_of_file
 from harnessgym.store.clock import SQLITE_NOW
 from harnessgym.store.schema import WRITING
 from harnessgym.store.watch import Polling, StoreWatch
@@ -168,7 +168,7 @@ class SqliteBackend:
 
     @property
     def _name(self) -> str:
-        return f"sqlite:///{self.url.database}"
+        return url_of_file(Path(self.url.database or ""))
 
 
 def _code(error: BaseException) -> list[str]:

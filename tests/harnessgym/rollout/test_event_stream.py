@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import update
 
@@ -55,6 +55,7 @@ async def look(changes):
     st.text("0123456789abcdef", min_size=24, max_size=24),
     st.sampled_from(KINDS),
 )
+@settings(max_examples=30)
 def test_an_event_id_is_read_back_exactly(at, rollout_id, kind):
     assert parse_event_id(f"{at!r}:{rollout_id}:{kind}") == (at, rollout_id, kind)
 

@@ -3,10 +3,15 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sqlalchemy.engine import make_url
 
+from harnessgym.cli.traces.source import store_url
 from harnessgym.errors import StoreError
-from harnessgym.store.backend import asked_patience, file_of, insert_for, open_backend, shown
+from harnessgym.run_folder import RunFolder, write_json
+from harnessgym.store import TraceStore, runs
+from harnessgym.store.backend import asked_patience, file_of, insert_for, open_backend, shown, url_of_file
 
 
 @pytest.mark.parametrize("url", ["", "traces.db", "mysql://host/db", "oracle+cx://h", "sqlite"])
@@ -50,3 +55,46 @@ def test_other_values_are_refused(value):
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
 def test_both_databases_can_insert_or_ignore(dialect):
     assert insert_for(dialect).__module__.startswith(f"sqlalchemy.dialects.{dialect}")
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1))
+def test_the_url_of_a_file_leads_back_to_it(name):
+    path = Path("/runs") / name / "traces.db"
+    assert file_of(url_of_file(path)) == path
+
+
+def test_an_ordinary_path_is_written_as_it_is():
+    assert url_of_file(Path("/runs/a b+c#1/ü.db")) == "sqlite:////runs/a b+c#1/ü.db"
+    assert url_of_file(Path("traces.db")) == "sqlite:///traces.db"
+
+
+@pytest.mark.parametrize("names", [("what?a", "what?b"), ("50%25", "50%"), ("x?timeout=3", "x")])
+def test_files_whose_names_mean_something_in_a_url_are_two_databases(tmp_path, names):
+    for name in names:
+        with TraceStore.create(url_of_file(tmp_path / name / "traces.db")) as store:
+            store.write(lambda conn, name=name: runs.add(conn, name, {}, "0", "training"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    for name in names:
+        with TraceStore.open(url_of_file(tmp_path / name / "traces.db")) as store:
+            assert [run.name for run in store.read(runs.all_of)] == [name]
+
+
+@pytest.mark.parametrize("name", ["run?1", "100%25"])
+def test_a_missing_database_is_named_by_a_url_that_leads_to_it(tmp_path, name):
+    url = url_of_file(tmp_path / name)
+    with pytest.raises(StoreError) as caught:
+        TraceStore.open(url)
+    assert str(caught.value).startswith(f"There is no trace database at {tmp_path / name}.")
+    assert f"`harnessgym store migrate {url}`" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["run", "run?1", "100%25"])
+def test_a_runs_folder_may_have_any_name(tmp_path, name):
+    folder = RunFolder(tmp_path / name)
+    harness = {"name": "pi", "settings": {"argv": ["pi"]}}
+    config = {"name": "x", "policy": {"path": "p"}, "tasks": {"set": "lookup"}, "harnesses": [harness]}
+    write_json(folder.config_path, config)
+    for url in (folder.store_url(), store_url(str(folder.root))):
+        assert file_of(url) == tmp_path / name / "traces.db"
+    folder.config_path.unlink()
+    assert file_of(store_url(str(folder.root))) == tmp_path / name / "traces.db"

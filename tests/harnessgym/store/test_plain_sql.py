@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harnessgym.errors import StoreError
+from harnessgym.store.backend import url_of_file
 from harnessgym.store.plain_sql import Answered, Relation, ask, relations
 
 NUMBERS = "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < {}) SELECT i FROM n"
@@ -85,13 +86,13 @@ def test_a_file_that_is_no_database_is_named_as_that(tmp_path):
         ask(f"sqlite:///{path}", "SELECT * FROM runs", 5)
 
 
-@pytest.mark.parametrize("name", ["a b.db", "100%.db", "run#7.db", "ü&x=1.db"])
+@pytest.mark.parametrize("name", ["a b.db", "100%25.db", "run#7.db", "ü&x=1.db", "what?.db"])
 def test_a_file_may_have_any_name(tmp_path, name):
     with closing(sqlite3.connect(tmp_path / name)) as driver:
         driver.execute("CREATE TABLE mine (n)")
         driver.execute("INSERT INTO mine VALUES (7)")
         driver.commit()
-    assert ask(f"sqlite:///{tmp_path}/{name}", "SELECT n FROM mine", 5).rows == ((7,),)
+    assert ask(url_of_file(tmp_path / name), "SELECT n FROM mine", 5).rows == ((7,),)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import inspect, select, text
 
@@ -35,6 +35,7 @@ removals = st.builds(
 
 
 @given(removals, removals)
+@settings(max_examples=30)
 def test_two_removals_add_up_table_by_table(first, second):
     both = first + second
     assert both.bytes == first.bytes + second.bytes
