@@ -1,6 +1,6 @@
 """A function as a reward: `module:function`, called with the record, returns a number or scores."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import anyio.to_thread
@@ -36,7 +36,7 @@ class Code:
     async def score(self, record: RewardContext) -> Sequence[Score]:
         """The function's scores. Raises `RewardError` if it fails or returns anything else."""
         try:
-            found = await anyio.to_thread.run_sync(self._function, record)
+            found = await anyio.to_thread.run_sync(self._call, record)
         except Exception as error:  # somebody else's function: its bug must not be a reward, nor end the node
             raise RewardError(f"{self._name} failed: {type(error).__name__}: {error}.") from error
         if isinstance(found, int | float):
@@ -49,3 +49,8 @@ class Code:
                 f"{self._name} gave {found!r}: it gives a number, a `harnessgym.reward.Score`, or several."
             )
         return scores
+
+    def _call(self, record: RewardContext) -> Any:
+        """The function's result. A generator runs to its end here, in the thread."""
+        result = self._function(record)
+        return list(result) if isinstance(result, Iterator) else result
