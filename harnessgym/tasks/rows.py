@@ -4,6 +4,7 @@ That includes what `datasets` saves to disk. A row is a mapping, with its place 
 is a problem, and the other lines are still read.
 """
 
+import codecs
 import contextlib
 import json
 import re
@@ -190,8 +191,9 @@ def _pyarrow(module: str, file: Path) -> Any:
 
 
 def _bytes(file: Path) -> bytes:
+    """A file's content without a byte order mark, which not every JSON loader accepts."""
     try:
-        return file.read_bytes()
+        return file.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise TaskError(f"{file} cannot be read: {error.strerror}.") from error
 

@@ -72,3 +72,48 @@ def test_what_cannot_be_done_is_refused_with_the_file(read, text, named):
     with pytest.raises(TaskError, match=r"docker-compose\.yaml") as error:
         read(text)
     assert named in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "filled"),
+    [
+        ("$EMPTY", ""),
+        ("$SET-x", "1-x"),
+        ("${SET}x", "1x"),
+        ("${EMPTY:-other}", "other"),
+        ("${EMPTY-other}", ""),
+        ("${UNSET-other}", "other"),
+        ("${UNSET:-other}", "other"),
+        ("${SET:-other}", "1"),
+        ("${UNSET:-}", ""),
+        ("${UNSET:?must be set}", ""),
+        ("${SET?must be set}", "1"),
+        ("$$SET", "$SET"),
+        ("$9", "$9"),
+    ],
+)
+def test_variables_are_filled_in_as_compose_does(read, monkeypatch, value, filled):
+    monkeypatch.delenv("UNSET", raising=False)
+    text = f"services:\n  main:\n    image: x\n    environment: {{A: '{value}'}}\n"
+    assert read(text, SET="1", EMPTY="").env == {"A": filled}
+
+
+def test_variables_of_a_list_without_a_value_are_this_machines(read, monkeypatch):
+    monkeypatch.setenv("OF_THIS_MACHINE", "here")
+    monkeypatch.delenv("NOWHERE", raising=False)
+    text = "services:\n  main:\n    image: x\n    environment: [OF_THIS_MACHINE, NOWHERE, 'A=b=c', 'D=']\n"
+    assert read(text).env == {"OF_THIS_MACHINE": "here", "NOWHERE": "", "A": "b=c", "D": ""}
+
+
+def test_a_service_may_say_nothing_of_its_image(read):
+    service = read("services:\n  main: {tty: true}\n")
+    assert (service.image, service.workdir, service.env, service.without) == (None, None, {}, ())
+
+
+def test_only_volumes_of_logs_are_nothing_to_name(read):
+    text = "services:\n  main:\n    image: x\n    volumes: ['./data:/data', '${LOGS}:/logs']\n"
+    assert read(text).without == ("`volumes` of its compose service",)
+
+
+def test_keys_without_a_value_are_nothing_to_name(read):
+    assert read("services:\n  main:\n    image: x\n    ports: []\n    privileged: false\n").without == ()

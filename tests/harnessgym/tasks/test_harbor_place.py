@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harnessgym.errors import TaskError
@@ -44,6 +44,7 @@ def placed(folder, **table):
 PARTS = st.lists(st.from_regex(r"[a-z][a-z0-9_]{0,5}", fullmatch=True), min_size=1, max_size=3).map("/".join)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.booleans(), PARTS), min_size=1, max_size=4))
 def test_the_working_folder_follows_every_workdir_as_a_shell_follows_cd(tmp_path_factory, steps):
     dockerfile = tmp_path_factory.getbasetemp() / "Dockerfile-of-steps"

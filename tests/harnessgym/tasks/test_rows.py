@@ -132,3 +132,50 @@ def test_a_first_row_longer_than_the_look_is_found(tmp_path):
     long = [{"instance_id": "a", "text": "x" * (2 << 20)}]
     (tmp_path / "a.json").write_text(json.dumps(long))
     assert first_row(tmp_path / "a.json") == long[0]
+
+
+def test_a_byte_order_mark_before_the_first_row_does_not_matter(tmp_path):
+    (tmp_path / "a.jsonl").write_text(lines(ROWS), encoding="utf-8-sig")
+    (tmp_path / "b.json").write_text(json.dumps(ROWS), encoding="utf-8-sig")
+    for name in ("a.jsonl", "b.json"):
+        assert first_row(tmp_path / name) == ROWS[0]
+        assert values(tmp_path / name) == ROWS
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("test2.jsonl", "test"),
+        ("eval_hard.jsonl", "test"),
+        ("testing.jsonl", "train"),
+        ("evaluation.jsonl", "train"),
+        ("latest.jsonl", "train"),
+        ("TEST.jsonl", "test"),
+    ],
+)
+def test_only_whole_words_at_the_start_of_a_name_hold_rows_out(tmp_path, name, split):
+    (tmp_path / name).write_text(lines(ROWS))
+    assert {row.split for row in read_rows(tmp_path).rows} == {split}
+
+
+def test_a_file_named_alone_is_not_held_out_by_its_folder(tmp_path):
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "rows.jsonl").write_text(lines(ROWS))
+    assert {row.split for row in read_rows(tmp_path / "test" / "rows.jsonl").rows} == {"train"}
+
+
+def test_rows_of_a_folder_come_by_name_and_then_those_of_its_data_folder(tmp_path):
+    (tmp_path / "data").mkdir()
+    for name in ("b.jsonl", "a.jsonl", "data/0.jsonl"):
+        (tmp_path / name).write_text(json.dumps({"file": name}))
+    assert [row["file"] for row in values(tmp_path)] == ["a.jsonl", "b.jsonl", "data/0.jsonl"]
+
+
+def test_values_that_are_no_objects_are_named_with_their_place(tmp_path):
+    (tmp_path / "a.json").write_text('[{"n": 1}, 7, null, ["x"]]')
+    rows = read_rows(tmp_path / "a.json")
+    assert [row.values for row in rows.rows] == [{"n": 1}]
+    assert [problem.partition(": ")[2][:27] for problem in rows.problems] == [
+        "row 2 is no object but '7'.",
+        "row 4 is no object but \"['x",
+    ]
