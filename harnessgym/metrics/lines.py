@@ -36,7 +36,7 @@ class StepLines:
             try:
                 entry = json.loads(line)
                 step = int(entry["step"])
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, OverflowError):
                 continue
             self._add(step, entry)
         return self._entries

@@ -33,7 +33,9 @@ def test_half_a_line_waits_for_its_end(tmp_path):
 
 def test_lines_that_are_about_no_step_are_passed_over(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('7\n[]\n{"kind": "note"}\n{"step": "x"}\n{"step": null}\n{"step": 3.0}\n\xff\n')
+    path.write_text(
+        '7\n[]\n{"kind": "note"}\n{"step": "x"}\n{"step": null}\n{"step": 1e999}\n{"step": 3.0}\n\xff\n'
+    )
     assert steps(StepLines(path)) == [3]
 
 
