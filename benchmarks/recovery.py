@@ -41,7 +41,7 @@ SILENT_S = 8.0
 """`supervisor.silent_s` of the runs: for so long a process is stopped before it is replaced."""
 _SHORTEST_S, _LONGEST_S = 0.3, 2.0
 """Of a stop from which the process goes on by itself."""
-_PATIENCE_S = 120.0
+_PATIENCE_S = 240.0
 T = TypeVar("T")
 
 

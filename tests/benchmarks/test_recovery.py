@@ -18,7 +18,7 @@ def blows(victim):
     return [Blow(victim), Blow(victim, "pause"), Blow(victim, "stop")]
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("victim", "seed"), [("proxy", 1), ("engine", 2), ("node", 3), ("trainer", 4), ("supervisor", 5)]
 )
@@ -33,7 +33,7 @@ def test_killed_and_stopped_nothing_is_lost_trained_twice_or_misjudged(tmp_path,
     assert report.eta == 1
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(600)
 def test_a_weight_agent_comes_back_and_every_call_has_the_version_that_sampled_it(tmp_path):
     report = AgentCampaign(tmp_path / "run", [*blows(AGENT), Blow(ENGINE, "stop")], 6, ENDLESS).run()
     assert report.blows == {AGENT: {"kill": 1, "pause": 1, "stop": 1}, ENGINE: {"stop": 1}}
@@ -46,7 +46,7 @@ def test_a_weight_agent_comes_back_and_every_call_has_the_version_that_sampled_i
 
 @pytest.mark.ray
 @pytest.mark.postgres
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(900)
 def test_a_machine_of_a_cluster_is_killed_or_freezes_and_joins_again(tmp_path):
     with PostgresServer() as database:
         report = MachineCampaign(

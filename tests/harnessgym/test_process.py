@@ -9,8 +9,8 @@ import pytest
 from harnessgym.process import ProcessId, end, identify, interruption_deferred
 
 
-def sleeper(code="import time; time.sleep(60)"):
-    return subprocess.Popen([sys.executable, "-c", code])
+def sleeper(code="import time; time.sleep(60)", **options):
+    return subprocess.Popen([sys.executable, "-c", code], **options)
 
 
 def test_an_identity_is_not_fooled_by_a_reused_pid():
@@ -26,13 +26,14 @@ def test_an_identity_is_not_fooled_by_a_reused_pid():
 
 
 def test_end_is_patient_and_then_is_not():
-    stubborn = sleeper(
+    code = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('x', flush=True); "
         "time.sleep(60)"
     )
-    time.sleep(0.3)
-    end(identify(stubborn.pid), grace_s=0.2)
-    assert stubborn.wait(timeout=5) == -signal.SIGKILL
+    with sleeper(code, stdout=subprocess.PIPE) as stubborn:
+        assert stubborn.stdout.read(1) == b"x"
+        end(identify(stubborn.pid), grace_s=0.2)
+        assert stubborn.wait(timeout=30) == -signal.SIGKILL
 
 
 def test_a_child_dies_with_its_parent(tmp_path):
@@ -51,7 +52,7 @@ def test_a_child_dies_with_its_parent(tmp_path):
             ),
         ]
     )
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 50
     while not (pid_file.exists() and pid_file.read_text()) and time.monotonic() < deadline:
         time.sleep(0.02)
     grandchild = identify(int(pid_file.read_text()))

@@ -80,7 +80,7 @@ class Talk:
 
     async def assert_goes_on(self) -> None:
         """Within a few seconds, without anybody's help."""
-        before, deadline = len(self.got), time.monotonic() + 10
+        before, deadline = len(self.got), time.monotonic() + 60
         while len(self.got) == before:
             assert time.monotonic() < deadline
             await self.turn()

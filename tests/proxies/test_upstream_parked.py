@@ -33,7 +33,7 @@ async def park(world: World, **options: Any) -> OpenedSession:
 
 
 async def pending(world: World, session: OpenedSession, after: int | None = None) -> dict[str, Any]:
-    found = await world.control.pending(session.session_id, timeout_s=5.0, after=after)
+    found = await world.control.pending(session.session_id, timeout_s=60.0, after=after)
     shown: dict[str, Any] = found["pending"]
     assert shown is not None
     return shown
@@ -283,9 +283,9 @@ async def test_sealing_ends_parked_calls_and_tells_who_waits_for_more(make_world
         shown = await pending(world, session)
         polls = [
             asyncio.create_task(
-                world.control.pending(session.session_id, timeout_s=20.0, after=shown["ordinal"])
+                world.control.pending(session.session_id, timeout_s=60.0, after=shown["ordinal"])
             ),
-            asyncio.create_task(world.control.pending(empty.session_id, timeout_s=20.0)),
+            asyncio.create_task(world.control.pending(empty.session_id, timeout_s=60.0)),
         ]
         await asyncio.sleep(0.1)
         sealed = await world.control.seal(session.session_id, grace_s=0.1)
@@ -296,7 +296,7 @@ async def test_sealing_ends_parked_calls_and_tells_who_waits_for_more(make_world
             assert (told["pending"], told["sealed"]) == (None, True)
         with pytest.raises(ProxyError, match="not pending"):
             await world.control.answer(session.session_id, shown["call_id"], text="late")
-        again = await world.control.pending(session.session_id, timeout_s=5.0)
+        again = await world.control.pending(session.session_id, timeout_s=60.0)
         assert again["sealed"]
         assert [call.status for call in world.calls(session)] == ["aborted"]
         assert verify(world.store).findings == ()

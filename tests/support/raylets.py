@@ -10,19 +10,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
-from harnessgym.process import identify
+from harnessgym.process import ProcessId, identify
 
-_START_S = 90
+_START_S = 180
 _SETTINGS = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_worker_prestart": "0",
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_failure_threshold": "4",
+    "RAY_worker_niceness": "0",
 }
-"""Start workers only when they have work; notice a dead machine within seconds."""
+"""Start workers only when they have work; notice a dead machine within seconds; run workers at the priority of
+everything else, which they would wait for on a busy machine."""
 _STORE_BYTES = 80_000_000
 """Size of the object store, which nothing here uses: the smallest that Ray accepts."""
 
@@ -41,6 +44,8 @@ class Raylets:
         self.folder = Path(tempfile.mkdtemp(prefix="hg-ray-", dir="/tmp"))  # short: unix sockets lie in it
         self.port = _free_port()
         self.machines: dict[str, subprocess.Popen[bytes]] = {}
+        self._killed: list[ProcessId] = []
+        """What ran on machines that were killed."""
 
     @property
     def address(self) -> str:
@@ -74,6 +79,7 @@ class Raylets:
         """Kill a machine: its raylet, and with it everything that ran there. Returns the pids of that."""
         process = self.machines.pop(name)
         below = _below(process.pid)
+        self._killed += _identified(below)
         for pid in [pid for pid in below if b"/raylet/raylet" in Path(f"/proc/{pid}/cmdline").read_bytes()]:
             os.kill(pid, signal.SIGKILL)
         process.kill()
@@ -88,13 +94,14 @@ class Raylets:
 
     def close(self) -> None:
         """Kill every machine and what Ray started there. An orderly shutdown takes half a minute."""
-        known = [identify(pid) for process in self.machines.values() for pid in _below(process.pid)]
+        known = [*self._killed, *_identified(p for m in self.machines.values() for p in _below(m.pid))]
         for process in self.machines.values():
             process.kill()
             process.wait()
-        for each in known:
-            if each is not None:
-                each.signal(signal.SIGKILL)
+        for each in known:  # of a machine that froze, what was stopped has not seen its end
+            each.signal(signal.SIGKILL)
+            for left in Path(tempfile.gettempdir()).glob(f"harnessgym-place-{each.pid}-{each.started}-*"):
+                shutil.rmtree(left, ignore_errors=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -108,6 +115,10 @@ def _children(pid: int) -> list[int]:
 def _below(pid: int) -> list[int]:
     children = _children(pid)
     return children + [lower for child in children for lower in _below(child)]
+
+
+def _identified(pids: Iterable[int]) -> list[ProcessId]:
+    return [known for pid in pids if (known := identify(pid)) is not None]
 
 
 def _free_port() -> int:

@@ -187,7 +187,7 @@ def test_closing_the_connection_aborts_the_sequence(client):
         next(reply.iter_lines())
     with pytest.raises(httpx.ReadTimeout):
         client.post("/v1/completions", json=body, timeout=0.05)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (stats := client.get("/stats").json())["aborted"] < before + 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert stats["aborted"] == before + 2

@@ -180,7 +180,7 @@ async def record(path: Path) -> Recorded:
             control_port=0,
             max_length=4_000,
         )
-        async with httpx.AsyncClient(timeout=20.0, trust_env=False) as http:
+        async with httpx.AsyncClient(timeout=60.0, trust_env=False) as http:
             world = World(store, settings, claimed[0].id, language, {}, http)
             said = [*answers("Seven."), *answers("Still seven.")]
             world.upstreams = {"w0": ScriptedUpstream([world.text(answer) for answer in said])}

@@ -284,7 +284,7 @@ def serving(words, folder):
             time.sleep(0.05)
         told = json.loads((folder / "endpoints.json").read_text())
         headers = {"authorization": f"Bearer {told['key']}"}
-        with httpx.Client(base_url=told["url"], headers=headers, trust_env=False, timeout=20) as http:
+        with httpx.Client(base_url=told["url"], headers=headers, trust_env=False, timeout=60) as http:
             yield http, process
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=30)

@@ -19,7 +19,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.raylets import Raylets
 from tests.test_bad_input_runs import ROOT, Run, processes_of
 
-pytestmark = [pytest.mark.ray, pytest.mark.postgres, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.ray, pytest.mark.postgres, pytest.mark.timeout(600)]
 NEEDS = {
     "proxy": {"resources": {"first": 1}},
     "trainer": {"resources": {"first": 1}},
@@ -76,7 +76,7 @@ class ClusterRun(Run):
     def nodes(self, *arguments):
         command = [sys.executable, "-m", "harnessgym", "cluster", "nodes", str(self.folder), *arguments]
         return subprocess.run(
-            command, capture_output=True, text=True, cwd=ROOT, check=True, timeout=60
+            command, capture_output=True, text=True, cwd=ROOT, check=True, timeout=120
         ).stdout
 
     def holders(self, status="running"):
@@ -108,7 +108,7 @@ class ClusterRun(Run):
         assert self.holders("finished").total() == 8
         verify = [sys.executable, "-m", "harnessgym", "traces", "verify", self.store.url, "--json"]
         report = json.loads(
-            subprocess.run(verify, capture_output=True, text=True, cwd=ROOT, check=True, timeout=60).stdout
+            subprocess.run(verify, capture_output=True, text=True, cwd=ROOT, check=True, timeout=120).stdout
         )
         assert report["checked"]["calls"] >= 8
         assert self.places() == {}
@@ -198,7 +198,7 @@ def test_a_killed_supervisor_takes_its_places_along_and_the_same_command_goes_on
         processes = [identify(run.pid(name)) for name in run.places()]
         run.process.kill()
         run.process.wait()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while any(process is not None and process.alive() for process in processes):
             assert time.monotonic() < deadline, "processes outlive their supervisor"
             time.sleep(0.1)

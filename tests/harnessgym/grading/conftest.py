@@ -77,7 +77,7 @@ def grade():
             for path, data in (files or {}).items():
                 await sandbox.write(path, data if isinstance(data, bytes) else data.encode())
             for command in run:
-                await sandbox.exec(["sh", "-c", command], timeout_s=10)
+                await sandbox.exec(["sh", "-c", command], timeout_s=60)
             return await judge(task, sandbox, lambda: backend.open(task.limits, bare))
 
     return go

@@ -130,5 +130,5 @@ async def test_a_rollout_that_another_node_took_over_is_stopped_here(make_line):
                 line.store.write(lambda conn: conn.execute(stolen))
             return bool(taken) and not any(row.id in taken for row in line.node.running.values())
 
-        await line.run(given_away, timeout_s=8.0)
+        await line.run(given_away, timeout_s=30.0)
         assert {row["status"] for row in all_rows(line) if row["id"] in taken} == {"running"}

@@ -36,7 +36,7 @@ def make_served(make_line):
             async with served(endpoints, "127.0.0.1:0") as url:
                 headers = {"authorization": "Bearer the-key"}
                 async with httpx.AsyncClient(
-                    base_url=url, headers=headers, trust_env=False, timeout=20.0
+                    base_url=url, headers=headers, trust_env=False, timeout=60.0
                 ) as http:
                     try:
                         yield line, http
@@ -56,7 +56,7 @@ async def submit(http, **body):
     return response.json()
 
 
-async def final(http, rollout_id, timeout_s=20.0):
+async def final(http, rollout_id, timeout_s=60.0):
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         state = (await http.get(f"/rollouts/{rollout_id}")).json()
@@ -211,7 +211,7 @@ async def test_a_running_rollout_is_cancelled(make_served):
         assert "running" in early.json()["detail"]
         answer = (await http.delete(f"/rollouts/{rollout_id}")).json()
         assert (answer["status"], answer["cancelled_now"], answer["final"]) == ("cancelled", True, True)
-        deadline = time.monotonic() + 2.0
+        deadline = time.monotonic() + 30
         while line.node.running and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         assert not line.node.running

@@ -60,7 +60,7 @@ async def test_a_hanging_harness_is_killed_with_all_it_started(make_line, tmp_pa
         assert "timed out after" in line.rollouts()[0]["detail"]
     pids = [int(pid) for pid in (tmp_path / "mark").read_text().split()]
     assert len(pids) == 4
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while living(pids) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert living(pids) == []
@@ -251,5 +251,5 @@ def test_a_task_set_without_training_tasks_is_refused(make_config):
 
 async def test_a_finished_run_ends_its_node(make_line):
     async with make_line("good", status="done") as line:
-        await line.run(lambda _: False, timeout_s=5.0)
+        await line.run(lambda _: False, timeout_s=30.0)
         assert line.rollouts() == []

@@ -95,7 +95,7 @@ async def test_an_empty_image_runs_a_static_program(docker, scratch):
         assert (
             await sandbox.exec(["python", "p.py"], prewarm=Prewarm())
         ).stderr == b"python: No such file or directory\n"
-        assert (await sandbox.exec(["/program"], timeout_s=5)).ok
+        assert (await sandbox.exec(["/program"], timeout_s=60)).ok
         await sandbox.kill_all()
         assert (await sandbox.stats()).processes == 0
 

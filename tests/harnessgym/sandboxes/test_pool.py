@@ -42,7 +42,7 @@ class Cups:
         return self.space
 
 
-async def until(condition, timeout_s=5.0):
+async def until(condition, timeout_s=30.0):
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.005)

@@ -115,7 +115,7 @@ def row(tmp_path):
 
 def install(address, version, scratch=Path("/nowhere")):
     async def work():
-        async with EngineApi(address, timeout_s=10) as api:
+        async with EngineApi(address, timeout_s=60) as api:
             installer = SglangInstaller(api, "p", scratch)
             await installer.look()
             await installer.pause()
@@ -190,7 +190,7 @@ def test_an_engine_that_cannot_go_back_is_not_said_to_serve_anything(engine, row
 
 def test_an_engine_that_was_started_anew_serves_no_version(engine):
     async def look(address):
-        async with EngineApi(address, timeout_s=10) as api:
+        async with EngineApi(address, timeout_s=60) as api:
             installer = SglangInstaller(api, "p", Path("/nowhere"))
             found = []
             for label in ("default", "3@p", "3@other", "installing", "3"):
