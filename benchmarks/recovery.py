@@ -23,7 +23,7 @@ from sqlalchemy import Connection, func, select
 from tokenizers import Tokenizer
 
 from environments.lookup.tasks import LookupTasks
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.process import ProcessId, identify
 from harnessgym.run_folder import RunFolder
 from harnessgym.store import TraceStore, counts, rollouts, runs, tables

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from harnessgym.scheduling.selectors.special_functions import t_quantile
+from harnessgym.scheduling.selectors.difficulty import t_quantile
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float, float]:

@@ -75,8 +75,8 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "hgpo": "trainers.advantages.hgpo:Hgpo",
         "igpo": "trainers.advantages.igpo:Igpo",
         "m_grpo": "trainers.advantages.m_grpo:MGrpo",
-        "mc_grpo": "trainers.advantages.mc_grpo:McGrpo",
-        "reward": "trainers.advantages.raw:reward",
+        "mc_grpo": "trainers.advantages.group_relative:McGrpo",
+        "reward": "trainers.advantages.group_relative:reward",
         "rloo": "trainers.advantages.group_relative:rloo",
         "ui_s1": "trainers.advantages.ui_s1:UiS1",
     },
@@ -107,7 +107,7 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "vade": "harnessgym.scheduling.selectors.vade:Vade",
         "xrpo": "harnessgym.scheduling.selectors.xrpo:Xrpo",
     },
-    "grader": {"checks": "harnessgym.grading.checklist:verifier"},
+    "grader": {"checks": "harnessgym.grading.check:verifier"},
     "check": {
         "asserts": "harnessgym.grading.checks.asserts:Asserts",
         "call": "harnessgym.grading.checks.call:CallCheck",
@@ -122,7 +122,7 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "contract": "harnessgym.rewards.contract:ContractReward",
         "judge": "harnessgym.rewards.judge:Judge",
         "orchestration": "harnessgym.rewards.orchestration:OrchestrationReward",
-        "sql": "harnessgym.rewards.sql:Sql",
+        "sql": "harnessgym.rewards.command:Sql",
     },
     "dialect": {
         "chat": "proxies.dialects.chat:Chat",

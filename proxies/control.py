@@ -28,10 +28,10 @@ from harnessgym.store.workers import WorkerRow, WorkerState
 from harnessgym.traces.orchestration.rows import OrchestrationRows
 from proxies import orchestration
 from proxies.otlp.receiver import SpanIntake
-from proxies.parking import Parking
 from proxies.recorder import Recorder
 from proxies.relay import Relay
 from proxies.session import Session, SessionTable
+from proxies.upstreams.parked import Parking
 from proxies.workers import WorkerTable
 
 Body = TypeVar("Body", bound=BaseModel)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from harnessgym.message import Message
 from proxies.call import Call
 from proxies.dialect import TextDelta
-from proxies.parser import ParsedDelta, Parser
+from proxies.language import ParsedDelta, Parser
 
 COALESCE_S = 0.02
 

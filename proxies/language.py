@@ -1,17 +1,96 @@
-"""A policy's language: turns messages into its tokens and back, as its model folder defines."""
+"""A policy's language: turns messages into its tokens and back, as its model folder defines.
 
-from collections.abc import Callable
+A `Renderer` turns messages into token ids without rendering sampled turns again. A `Parser` turns sampled token
+ids into content, reasoning and tool calls. Their members live in `renderers/` and `parsers/`.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from harnessgym.errors import UpstreamError
-from harnessgym.message import Message
+from harnessgym.message import Message, ToolSpec
 from harnessgym.registry import load
 from harnessgym.tokens import TokenIds
-from proxies.parser import Parser
-from proxies.renderer import Renderer
+from proxies.dialect import ReasoningDelta, TextDelta, ToolCallDelta
 from proxies.renderers.template import TemplateRenderer
+
+ParsedDelta = TextDelta | ReasoningDelta | ToolCallDelta
+
+
+class Parser(Protocol):
+    """The parser of one sampled turn. However its ids are split into chunks, the deltas concatenate to the
+    parse of the whole.
+
+    Markup that does not parse is returned verbatim as text and counted; nothing is repaired.
+    """
+
+    unparsed: int
+    """How many pieces of markup were returned as text."""
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """The number of tokens so far between the reasoning delimiters.
+
+        The delimiters do not count, so it makes no difference whether the prompt or the policy wrote the
+        opening one. A token with a part of a delimiter and a part of the reasoning counts; tokens that end
+        the turn do not.
+        """
+        ...
+
+    def feed(self, ids: Sequence[int]) -> list[ParsedDelta]:
+        """The deltas that these tokens complete."""
+        ...
+
+    def flush(self) -> list[ParsedDelta]:
+        """The deltas that were held back, once no more tokens come. Later calls return nothing."""
+        ...
+
+    def finish(self) -> Message:
+        """The whole turn; flushes first if necessary."""
+        ...
+
+
+class Renderer(Protocol):
+    """One model family's prompt format. `render` and `extend` end with the generation prompt of the next
+    assistant turn.
+    """
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+        """The prompt for a whole conversation."""
+        ...
+
+    def extend(
+        self, ids: Sequence[int], new_messages: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> list[int] | None:
+        """The tokens of `new_messages`, to append to `ids`, which end in a sampled assistant turn.
+
+        None if the template cannot be continued that way, for example after a turn that a length limit cut
+        off.
+        """
+        ...
+
+    def opening(self, text: str) -> tuple[int, ...]:
+        """The tokens that the tokenizer's configuration puts before a raw text; none if the text begins with
+        them.
+        """
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of raw text, without a template. Spelled-out control tokens become control tokens."""
+        ...
+
+    def written(self, ids: Sequence[int]) -> bytes:
+        """The bytes of token ids, with control tokens spelled out."""
+        ...
+
+    def write(self, answer: Message | str) -> list[int] | None:
+        """The tokens of an assistant turn, its end included, as the policy would sample them.
+
+        A string is the turn's raw text, markup and all. None if the format cannot express the message.
+        """
+        ...
 
 
 class MakeParser(Protocol):

@@ -2,8 +2,13 @@
 
 `lineage` attributes a request to an agent. Only agents with the same description that run side by side, such
 as parallel workers, are distinguished here: by the tool call that started each.
+
+`ContractWatch` checks a session's contracts while it runs: a call after a violation, or one that would cause it,
+is refused. Only what the proxy sees is checked: the policy's calls and their tool calls. Contracts about anything
+else are judged when the rollout is over.
 """
 
+import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +21,13 @@ from harnessgym.store.agents import AgentRow
 from harnessgym.store.calls import CallIntent, RecordedCall
 from harnessgym.store.events import EventRow
 from harnessgym.store.tables import new_id
+from harnessgym.traces.contracts import Contract, ContractMonitor, online
 from harnessgym.traces.orchestration.memory import Recorded, recall
 from harnessgym.traces.orchestration.rows import OrchestrationRows
 from harnessgym.traces.orchestration.tracker import AgentRequest, SessionOrchestration
+from harnessgym.traces.step import RolloutStep
 from proxies.call import Call
-from proxies.dialect import ModelRequest
+from proxies.dialect import ModelRequest, Problem
 from proxies.lineage import Lineages
 
 
@@ -172,3 +179,54 @@ class OrchestrationTracker:
 def _made_at(call_id: str) -> float:
     """When a call began, in Unix seconds: ids begin with it."""
     return int(call_id[:14], 16) / 1e6
+
+
+class ContractWatch:
+    """The contracts of one session."""
+
+    def __init__(self, contracts: Sequence[Contract]) -> None:
+        judged = online(contracts)
+        self._watch = ContractMonitor(judged)
+        self._ahead = ContractMonitor(
+            [contract for contract in judged if getattr(contract, "per", "rollout") == "rollout"]
+        )
+        """Without contracts per agent: the agent of a call is only known once the call exists."""
+        self._idle = not judged
+
+    def committed(self, call_id: str, agent_id: str | None, tokens: int, answer: Message) -> None:
+        """Add the answer of an agent's call."""
+        if self._idle:
+            return
+        t = _made_at(call_id)
+        steps = [RolloutStep(call_id, "llm_call", t, agent_id, tokens=tokens)]
+        steps += [
+            RolloutStep(
+                call_id,
+                "tool_call",
+                t,
+                agent_id,
+                tool=call.name,
+                tool_call_id=call.id,
+                arguments=call.arguments,
+            )
+            for call in answer.tool_calls
+        ]
+        for step in steps:
+            self._watch.see(step)
+            self._ahead.see(step)
+
+    def refusal(self, in_flight: int, new: int) -> Problem | None:
+        """Why `new` more calls, on top of those in flight, are refused; None if they are allowed."""
+        if self._idle:
+            return None
+        violation = self._watch.violation
+        ahead = self._ahead
+        if violation is None:
+            # Try the next calls on a copy: the real ones are added when they have their answers.
+            ahead = copy.deepcopy(self._ahead)
+            for _ in range(in_flight + new):
+                ahead.see(RolloutStep("next", "llm_call", time.time(), tokens=1))
+            violation = ahead.violation
+        if violation is None:
+            return None
+        return Problem("limit", f"A contract of this session ends it. {violation}", limit="contract")

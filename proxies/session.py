@@ -28,11 +28,10 @@ from harnessgym.traces.forest import Forest
 from harnessgym.traces.orchestration.rows import OrchestrationRows
 from harnessgym.traces.orchestration.tracker import SessionOrchestration
 from proxies.call import Call
-from proxies.contract_watch import ContractWatch
 from proxies.conversations import PolicyContext
 from proxies.dialect import ModelRequest, Problem
 from proxies.lineage import Lineages
-from proxies.orchestration import OrchestrationTracker
+from proxies.orchestration import ContractWatch, OrchestrationTracker
 from proxies.previous import not_found, response_id
 from proxies.reading import BodyReader
 from proxies.session_restore import latest_requests

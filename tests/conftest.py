@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from harnessgym.faults.library import CLOCK, library
+from harnessgym.faults.around import CLOCK, library
 from harnessgym.sandboxes.bubblewrap import bubblewrap_available
 from harnessgym.sandboxes.engine import unavailable as docker_unavailable
 from tests.support.flakes import FlakePlugin

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harnessgym.metrics.run_status import standings
+from harnessgym.metrics.feed import standings
 from tests.harnessgym.metrics.test_sinks import scalars
 from tests.test_bad_input_runs import Run
 

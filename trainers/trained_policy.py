@@ -21,9 +21,7 @@ from trainers.lora import adapt
 from trainers.policy import Policy
 from trainers.policy_weights import load_policy, load_weights, packed_weights, published_weights
 from trainers.ppo_settings import CriticSettings
-from trainers.proximal.average import MovingAverage
-from trainers.proximal.proximal import Proximal
-from trainers.proximal.snapshots import Snapshots
+from trainers.proximal import MovingAverage, Proximal, Snapshots
 from trainers.update import GradientAccumulation, UpdateMetrics, make_optimizer, policy_update
 from trainers.update_settings import Ewma, settings_of
 from trainers.value_function import ValueFunction, ValueMetrics

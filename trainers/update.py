@@ -18,12 +18,10 @@ from torch import Tensor
 from harnessgym.errors import TrainerError
 from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
-from trainers.corrections.baseline import MinimumVariance, reward_of
+from trainers.corrections.baseline import MinimumVariance, reward_of, step_size
 from trainers.corrections.importance_sampling import effective_sample_size
-from trainers.corrections.learning_rate import step_size
 from trainers.gradients import Item, TokenStats, backward_all
-from trainers.losses.normalisation import denominator, token_weights
-from trainers.losses.tokens import TimeArray, sampling_times
+from trainers.losses.tokens import TimeArray, denominator, sampling_times, token_weights
 from trainers.policy import Policy
 from trainers.update_settings import UpdateSettings
 from trainers.world import ALONE, World

@@ -1,4 +1,4 @@
-"""The critic: a value function V over the tokens of a rollout, for PPO, and its training.
+"""The critic: a value function V over the tokens of a rollout, for PPO, its loss and its training.
 
 The critic is a separate transformer. It starts as a copy of the policy, with a head of one number instead of
 the vocabulary. It does not share the policy's trunk: published weights stay an ordinary Hugging Face model
@@ -20,16 +20,36 @@ from torch import Tensor, nn
 
 from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
+from trainers.algorithms import AlgorithmRow
 from trainers.checkpoint import staged
 from trainers.gradients import per_token
-from trainers.losses.normalisation import token_weights
-from trainers.losses.value import value_loss
+from trainers.losses.tokens import token_weights
 from trainers.packing import Packed, micro_batches, pack
 from trainers.policy import DecoderLayer, Policy
 from trainers.ppo_settings import CriticSettings
 from trainers.update import clip_and_step, make_optimizer
 from trainers.update_settings import UpdateSettings
 from trainers.world import ALONE, World
+
+VALUE = AlgorithmRow(
+    "loss", "value",
+    "max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2) / 2, R = A + V_old (of `algorithm = \"ppo\"`'s "
+    "critic; not a choice of `loss`)",
+    "OpenAI baselines `ppo2`, verl `compute_value_loss`", "source", "the formula in float64, token by token",
+)  # fmt: skip
+
+
+def value_loss(values_N: Tensor, targets_N: Tensor, old_N: Tensor, clip: float = 0.0) -> Tensor:
+    """max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2) / 2, float [N]; with c = 0 (V - R)^2 / 2.
+
+    A value that has moved towards its target by more than c since the batch was valued has no gradient (PPO's
+    clipping, as in OpenAI baselines and verl). Only `values_N` has a gradient.
+    """
+    errors_N = (values_N - targets_N) ** 2
+    if clip:
+        near_N = old_N + (values_N - old_N).clamp(-clip, clip)
+        errors_N = torch.maximum(errors_N, (near_N - targets_N) ** 2)
+    return errors_N / 2
 
 
 class Critic(nn.Module):

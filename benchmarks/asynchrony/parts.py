@@ -5,9 +5,9 @@ from typing import Any
 
 from benchmarks.asynchrony.seeds import Run, runs
 from harnessgym.config import validate
+from harnessgym.simulation.comparison import arm
 from harnessgym.simulation.report import figures
 from harnessgym.simulation.settings import SimulationConfig
-from harnessgym.simulation.variants import arm
 
 Rows = Iterator[tuple[str, dict[str, Any]]]
 

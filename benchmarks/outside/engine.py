@@ -34,7 +34,7 @@ from trainers.engine.router import read_eos
 from trainers.engine.sequence import Chunk, Sequence
 from trainers.engine.server import listen, load_engine
 from trainers.policy_weights import published_weights
-from trainers.weights.installers.staging import digests
+from trainers.weights.installers.api import digests
 
 _CHECK = "check:"
 """How the cache salt of an agent's own question begins."""

@@ -20,7 +20,7 @@ import httptools
 import uvloop
 
 from benchmarks.proxy.answers import LONG, Script, scripts
-from proxies.listener import address_of, listen
+from proxies.app import address_of, listen
 
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\n"
 _STREAM = re.compile(rb'"stream":\s*true')

@@ -11,8 +11,7 @@ from benchmarks.stability.methods import Method
 from harnessgym.registry import load
 from harnessgym.traces.trajectories import Row
 from trainers.policy import Policy
-from trainers.proximal.average import MovingAverage
-from trainers.proximal.proximal import copies, having
+from trainers.proximal import MovingAverage, copies, having
 from trainers.update import UpdateMetrics, make_optimizer, policy_update
 from trainers.update_settings import Ewma
 from trainers.world import ALONE

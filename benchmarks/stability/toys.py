@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainers.engine.sampler import sample
+from trainers.engine.rows import sample
 from trainers.policy import Policy, PolicyConfig
 
 Float64Array = npt.NDArray[np.float64]

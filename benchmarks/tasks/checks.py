@@ -7,8 +7,7 @@ from pathlib import Path
 
 from benchmarks.sandbox.timing import Clock, Figures
 from harnessgym.registry import load
-from harnessgym.tasks.choosing import all_tasks
-from harnessgym.tasks.source import task_set
+from harnessgym.tasks.source import all_tasks, task_set
 from harnessgym.validation.baseline import Baseline
 from harnessgym.validation.task_check import CheckedTask, CheckPlan, TaskSetCheck
 

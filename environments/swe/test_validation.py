@@ -12,8 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from environments.swe.clock import clocked
-from environments.swe.tree import Tree
+from environments.swe.tree import Tree, clocked
 from harnessgym.errors import TaskError
 from harnessgym.grading.pytest_report import PytestReport
 from harnessgym.sandbox import Sandbox

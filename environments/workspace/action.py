@@ -1,22 +1,25 @@
-r"""The actions of an agent, each one JSON object:
+r"""The actions of an agent, each one JSON object, and the observations that answer them:
 
     {"run": "pytest -q"}                                  a command for `sh`, in the workspace
     {"write": "src/a.py", "text": "x = 1\n"}               a whole file
     {"edit": "src/a.py", "old": "x = 1", "new": "x = 2"}  replaces the only occurrence of `old`
     {"submit": true}                                      ends the episode and grades the workspace
 
-Any other text is an action that does nothing. Its observation says what is wrong with it.
+Any other text is an action that does nothing. Its observation says what is wrong with it. An observation has the
+output of an action, the diff of the workspace, and the status of the action.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from enum import IntEnum
+from typing import Any, TypedDict
 
 import numpy as np
+from gymnasium.spaces import Dict, Discrete, Space
 from numpy.typing import NDArray
 
-from harnessgym.gym.text_space import ShortText
+from harnessgym.gym.text_space import ShortText, fit
 
 LONGEST = 32_768
 """Longest action, in characters."""
@@ -133,3 +136,49 @@ class ActionSpace(ShortText):
         if kind == "submit":
             return json.dumps({"submit": True})
         return json.dumps({key: self.words(1, _SAMPLED) for key in (kind, *_KEYS[kind])})
+
+
+OUTPUT = 8_192
+"""Longest output, in characters."""
+DIFF = 8_192
+"""Longest diff, in characters."""
+
+
+class ActionStatus(IntEnum):
+    """The status of the last action."""
+
+    READY = 0
+    """There was none: the episode begins, and the output is the task's instruction."""
+    DONE = 1
+    """It succeeded; a command ended with exit code 0."""
+    FAILED = 2
+    """A command ended with another code or by a signal, a file could not be written, or the text to edit was
+    not found."""
+    TIMED_OUT = 3
+    """A command was killed because its time was up."""
+    MISREAD = 4
+    """The text was no action."""
+    SUBMITTED = 5
+    """The episode has ended, and the workspace was graded."""
+    STOPPED = 6
+    """The episode has ended for another reason, and nothing was graded."""
+
+
+class Observation(TypedDict):
+    """An observation. See `space`."""
+
+    output: str
+    """The instruction, a command's standard output and error interleaved, or a sentence."""
+    diff: str
+    """Unified diff against the initial workspace."""
+    status: int
+
+
+def space() -> Space[Any]:
+    """The space of observations."""
+    return Dict({"output": ShortText(OUTPUT), "diff": ShortText(DIFF), "status": Discrete(len(ActionStatus))})
+
+
+def observation(output: str, diff: str, status: ActionStatus, missing: int = 0) -> Observation:
+    """An observation inside the space, for any texts. `missing` bytes of earlier output were dropped."""
+    return Observation(output=fit(output, OUTPUT, missing), diff=fit(diff, DIFF), status=int(status))

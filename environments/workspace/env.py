@@ -14,10 +14,19 @@ from typing import Any
 import gymnasium
 from gymnasium.error import ResetNeeded
 
-from environments.workspace.action import LONGEST, ActionSpace, Misread, SubmitAction, parse
+from environments.workspace.action import (
+    LONGEST,
+    ActionSpace,
+    ActionStatus,
+    Misread,
+    Observation,
+    SubmitAction,
+    observation,
+    parse,
+    space,
+)
 from environments.workspace.backend_pool import BackendPool, leave, station
 from environments.workspace.episode import ActionOutcome, Episode
-from environments.workspace.observation import ActionStatus, Observation, observation, space
 from harnessgym.config import nearest
 from harnessgym.errors import CapabilityError, ConfigError, HarnessGymError
 from harnessgym.outcome.failure import Phase, cause_of_error

@@ -10,9 +10,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from environments.workspace.action import Action, EditAction, RunAction, Write
+from environments.workspace.action import Action, ActionStatus, EditAction, RunAction, Write
 from environments.workspace.changes import WorkspaceChanges
-from environments.workspace.observation import ActionStatus
 from environments.workspace.shell import Shell
 from harnessgym.errors import SandboxError
 from harnessgym.grading.grade import judge

@@ -38,8 +38,14 @@ from harnessgym.store.rollout_states import RolloutState
 from harnessgym.store.rollouts import GroupSpec
 from harnessgym.store.workers import WorkerRow
 from harnessgym.task import Task
-from harnessgym.wrapping.own_proxy import OwnProxy, RunningProxy, add_run, own_proxy
-from harnessgym.wrapping.upstream import WrapUpstream, find_upstream
+from harnessgym.wrapping.own_proxy import (
+    OwnProxy,
+    RunningProxy,
+    WrapUpstream,
+    add_run,
+    find_upstream,
+    own_proxy,
+)
 
 PURPOSE = "rollout"
 _NAME = "rollout"

@@ -14,8 +14,8 @@ from harnessgym.engine_timeouts import EngineTimeouts
 from harnessgym.errors import ConfigError
 from harnessgym.run_config.session import SessionOptions
 from harnessgym.task import Split, Task
-from harnessgym.tasks.choosing import chosen as tasks_named
 from harnessgym.tasks.payload import payload_of
+from harnessgym.tasks.source import chosen as tasks_named
 from harnessgym.tasks.source import remarks_of, task_set
 from harnessgym.validation.baseline import fitness
 

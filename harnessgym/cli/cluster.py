@@ -71,7 +71,7 @@ def nodes(
     ] = 0,
 ) -> None:
     """Show the processes of a run and where they are; let nodes join or leave."""
-    from harnessgym.cluster.desired_nodes import wish, wished
+    from harnessgym.cluster.backend import wish, wished
     from harnessgym.run_folder import RunFolder
 
     found = RunFolder(folder)

@@ -22,8 +22,7 @@ def register(root: typer.Typer) -> None:
     ) -> None:
         """Check what this machine can do, and say how to get what is missing."""
         from harnessgym.doctor.engine import engine
-        from harnessgym.doctor.machine import machine
-        from harnessgym.doctor.programs import agents, packages, tools
+        from harnessgym.doctor.machine import agents, machine, packages, tools
 
         findings = [*packages(), *tools(), *engine(), *agents(), *machine()]
         (_print_json if json else _print_table)(findings)

@@ -191,7 +191,7 @@ def _evaluation(policies: list[str], folder: Path, run: Path | None, given: dict
 def _with_run(path: Path, given: dict[str, Any]) -> dict[str, Any]:
     """Settings of a run file, overridden by the given ones."""
     from harnessgym.config import load_config
-    from harnessgym.evaluation.run_file import as_in_run
+    from harnessgym.evaluation.policies import as_in_run
     from harnessgym.registry import look_in
     from harnessgym.run_config.run import RunConfig
 

@@ -133,7 +133,7 @@ def _serve(supervisor: "Supervisor", console: "Console") -> None:
     """Serve the run, show and record its progress, and feed its sinks."""
     from functools import partial
 
-    from harnessgym.cli.dashboard import Dashboard
+    from harnessgym.cli.live_view import Dashboard
     from harnessgym.metrics.feed import feeding
     from harnessgym.metrics.sink import SinkPlace
     from harnessgym.registry import load
@@ -172,9 +172,8 @@ def _conclude(supervisor: Any, console: "Console") -> dict[str, Any]:
 
     from harnessgym.run_folder import write_json
     from harnessgym.store.backend import file_of, shown
-    from harnessgym.supervisor.curve import draw_curve
     from harnessgym.supervisor.progress import read_metrics
-    from harnessgym.supervisor.summary import summarise
+    from harnessgym.supervisor.summary import draw_curve, summarise
 
     folder = supervisor.folder
     sandbox = json.loads((folder.root / "sandbox.json").read_text())

@@ -49,7 +49,7 @@ def register(root: typer.Typer) -> None:
 def _watch(run: Path, console: "Console", *, once: bool) -> None:
     import time
 
-    from harnessgym.cli.dashboard import Dashboard
+    from harnessgym.cli.live_view import Dashboard
     from harnessgym.cli.run_panel import panel
     from harnessgym.run_folder import RunFolder
     from harnessgym.store import TraceStore

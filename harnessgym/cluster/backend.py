@@ -1,9 +1,15 @@
-"""The interface between a run and the cluster that provides its places, such as Ray."""
+"""The interface between a run and the cluster that provides its process slots, such as Ray.
 
+The desired number of nodes is a file in the run's folder that people may change during the run.
+"""
+
+import json
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from harnessgym.errors import ConfigError
 from harnessgym.run_config.cluster import Need
+from harnessgym.run_folder import RunFolder, write_json
 
 
 class Handle(Protocol):
@@ -49,3 +55,20 @@ class ClusterBackend(Protocol):
     def close(self) -> None:
         """Disconnects from the cluster, which keeps running."""
         ...
+
+
+def wished(folder: RunFolder) -> int:
+    """The desired number of nodes: the last one set, else the configured one."""
+    try:
+        return int(json.loads((folder.root / "nodes.json").read_text()))
+    except (FileNotFoundError, ValueError):
+        return folder.config().cluster.nodes
+
+
+def wish(folder: RunFolder, nodes: int) -> None:
+    """Sets the desired number of nodes. Raises `ConfigError` if it is below 1."""
+    if nodes < 1:
+        raise ConfigError(
+            "A run needs a node: at least one must stay. To end the run, interrupt its supervisor."
+        )
+    write_json(folder.root / "nodes.json", nodes)

@@ -15,8 +15,7 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
-from harnessgym.cluster.backend import ClusterBackend, Handle
-from harnessgym.cluster.desired_nodes import wished
+from harnessgym.cluster.backend import ClusterBackend, Handle, wished
 from harnessgym.cluster.process_host import HostInfo, StartRequest, release
 from harnessgym.cluster.process_slot import KILLED, ProcessSlot, Role
 from harnessgym.errors import ConfigError, HarnessGymError

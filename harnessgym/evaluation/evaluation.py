@@ -28,15 +28,14 @@ from harnessgym.batch_rollout.settings import CampaignSettings, chosen_tasks, di
 from harnessgym.config import Config
 from harnessgym.errors import ConfigError, HarnessGymError, PolicyError
 from harnessgym.evaluation.comparison import PASS_REWARD, Comparison, PolicyScore, compare, score
-from harnessgym.evaluation.own_engine import own_engine
-from harnessgym.evaluation.policies import NamedPolicy, find_policy
+from harnessgym.evaluation.policies import NamedPolicy, find_policy, own_engine
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.run_identity import run_of
 from harnessgym.store import TraceStore, rollout_states
 from harnessgym.store.backend import url_of_file
 from harnessgym.store.rollout_states import RolloutState
 from harnessgym.supervisor.preparation import claim_folder
-from harnessgym.wrapping.upstream import find_upstream
+from harnessgym.wrapping.own_proxy import find_upstream
 
 Watch = Callable[[], AbstractContextManager[Observer]]
 _BATCH = 32

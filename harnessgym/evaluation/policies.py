@@ -4,19 +4,35 @@ runs/mine          the newest version of a run
 runs/mine@12       its version 12
 models/qwen        a Hugging Face model folder
 http://HOST:PORT   a running engine; the other upstreams of `harnessgym rollout` work too
+
+A model folder is served by an `OwnEngine`, a child process that lives as long as the evaluation. The tasks, the
+harness, the sandbox and the sampling come from a run's file.
 """
 
+import asyncio
+import os
 import re
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from harnessgym.config import Config
-from harnessgym.errors import ConfigError, PolicyError
+import httpx
+
+from harnessgym.config import Config, nearest
+from harnessgym.engine_timeouts import timeouts_of
+from harnessgym.errors import ConfigError, HarnessGymError, PolicyError
+from harnessgym.registry import load
+from harnessgym.run_config.run import HarnessSection, RunConfig
 from harnessgym.run_folder import RunFolder
 from harnessgym.run_identity import run_of
 from harnessgym.store import TraceStore, policies
 from harnessgym.store.policies import PolicyVersion
+from harnessgym.supervisor.children import Children, ChildSpec
+from harnessgym.supervisor.preparation import choose_sandbox
+from harnessgym.supervisor.sockets import url_of
 
 _ADDRESS = re.compile(r"(https?|sglang|litellm|scripted)(:|$)")
 _DIRECTORY = re.compile(r"v(\d{8,})")
@@ -127,3 +143,110 @@ def _kept(folder: RunFolder) -> set[int]:
     """Versions that are complete on disk."""
     found = (_DIRECTORY.fullmatch(path.parent.name) for path in folder.versions.glob("v*/COMMITTED"))
     return {int(match[1]) for match in found if match}
+
+
+_RESTARTS = 5
+_LOOK_S = 0.1
+_ANSWER_S = 2.0
+_NAME = "engine"
+
+
+class OwnEngine:
+    """The child process; usable while the context of `own_engine` is open."""
+
+    def __init__(self, url: str, children: Children) -> None:
+        self.url = url
+        self._children = children
+
+    def revive(self) -> None:
+        """Restart it if it has ended or hangs; connections queue meanwhile.
+
+        Raises `HarnessGymError` if it ends again and again.
+        """
+        self._children.revive()
+
+    async def ready(self) -> None:
+        """Wait until it serves, however long the model loads. Raises `PolicyError` if it ends first."""
+        async with httpx.AsyncClient(timeout=_ANSWER_S, trust_env=False) as http:
+            while not self._children.exited():
+                try:
+                    if (await http.get(f"{self.url}/health")).is_success:
+                        return
+                except httpx.TransportError:  # it loads: the socket is ours, and connections wait there
+                    pass
+                await asyncio.sleep(_LOOK_S)
+        words = self._children.last_words(_NAME).removeprefix("harnessgym: ")
+        raise PolicyError(
+            f"The engine cannot serve this model: {words}\nIts log: {self._children.log_path(_NAME)}."
+        )
+
+
+@asynccontextmanager
+async def own_engine(
+    folder: RunFolder, model: Path, max_batch: int, max_length: int | None
+) -> AsyncIterator[OwnEngine]:
+    """Serve a model folder until the context or this process ends. Log and settings go to `folder`."""
+    threads = max(1, (os.cpu_count() or 1) // 2)
+    children = Children(folder, threads, _RESTARTS)
+    children.end_leftovers()
+    try:
+        listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    except OSError as error:
+        raise HarnessGymError(
+            f"No free port on 127.0.0.1: {error}. End what holds them and start again."
+        ) from error
+    with listener:
+        settings = {
+            "model": str(model),
+            "fd": listener.fileno(),
+            "max_batch": max_batch,
+            "max_length": max_length,
+            "threads": threads,
+        }
+        try:
+            # This process holds the listener, so requests queue while the engine loads or restarts.
+            children.start(ChildSpec(_NAME, "engine", settings, (listener.fileno(),)))
+            engine = OwnEngine(url_of(listener), children)
+            await engine.ready()
+            yield engine
+        finally:
+            children.end_all()
+
+
+def as_in_run(config: RunConfig, harness: str | None, notify: Callable[[str], None]) -> dict[str, Any]:
+    """Campaign settings with the run's harness of this name, or its first harness.
+
+    `notify` gets a message about the choice. Raises `ConfigError` if the run has no such harness or its
+    sandbox cannot be used.
+    """
+    section = _harness(config, harness)
+    if harness is None and len(config.harnesses) > 1:
+        others = ", ".join(each.name for each in config.harnesses if each is not section)
+        notify(f"Harness: {section.name}, the first of the run's. --harness takes another: {others}.")
+    return {
+        "tasks": config.tasks.set,
+        "unfit": config.tasks.unfit,
+        "limit": config.evaluation.tasks or None,
+        "harness": section.type,
+        "harness_settings": section.settings,
+        "sandbox": choose_sandbox(config, notify, lambda backend: load("sandbox", backend).unavailable()),
+        "temperature": config.sampling.temperature,
+        "max_tokens": config.sampling.max_tokens,
+        "max_length": config.engine.max_length,
+        "at_once": config.node.max_running,
+        "retries": config.node.max_attempts - 1,
+        "seed": config.seed,
+        "model": config.policy.name,
+        "session": config.session,
+    } | timeouts_of(config.engine)
+
+
+def _harness(config: RunConfig, name: str | None) -> HarnessSection:
+    if name is None:
+        return config.harnesses[0]
+    found = next((each for each in config.harnesses if each.name == name), None)
+    if found is None:
+        raise ConfigError(
+            f"The run has no harness {name!r}. {nearest(name, [each.name for each in config.harnesses])}"
+        )
+    return found

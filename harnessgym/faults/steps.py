@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Unpack
 
-from harnessgym.faults.around import Around
+from harnessgym.faults.around import CLOCK, DISK, Around
 from harnessgym.faults.fault import FlakyFault, InjectionFault
-from harnessgym.faults.library import CLOCK, DISK
 from harnessgym.faults.plan import DrawnFault
 from harnessgym.sandbox import ExecOptions, ExecResult, OnOutput
 

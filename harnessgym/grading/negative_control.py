@@ -18,7 +18,7 @@ from harnessgym.errors import SandboxError
 from harnessgym.grading.log import PARSERS, LogStatus
 from harnessgym.grading.verifiers.eval_log import END, START, Reading
 
-_PYTEST = "harnessgym.grading.logs.pytests:"
+_PYTEST = "harnessgym.grading.logs.python:"
 _ID = re.compile(r"(?P<path>[\w./-]+\.py)::(?:(?P<group>[A-Za-z_]\w*)::)?(?P<test>test\w*)(?:\[.*)?\Z")
 _PICKED = re.compile(r"::|\s-k\b|\s--deselect\b|\s-x\b|--maxfail")
 """A command that does not run whole files to the end."""

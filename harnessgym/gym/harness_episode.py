@@ -18,8 +18,7 @@ from sqlalchemy import Connection
 from harnessgym.errors import HarnessGymError, ProxyError
 from harnessgym.grading.grade import judge
 from harnessgym.harness import Endpoint, Harness, start
-from harnessgym.outcome.failure import Cause, RolloutFailed
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import Cause, RolloutFailed, StopReason
 from harnessgym.provisioning import equipment, equipment_of, make_harness
 from harnessgym.proxy_client import ControlClient, OpenedSession
 from harnessgym.rollout.attempt import described
@@ -33,8 +32,7 @@ from harnessgym.store.backend import url_of_file
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.task import Grade, Task
 from harnessgym.task_setup.workspace_setup import furnish
-from harnessgym.wrapping.own_proxy import OwnProxy, add_run, own_proxy
-from harnessgym.wrapping.upstream import find_upstream
+from harnessgym.wrapping.own_proxy import OwnProxy, add_run, find_upstream, own_proxy
 
 _POLL_S = 20.0
 _LOOK_S = 1.0

@@ -1,21 +1,59 @@
 """Feeds a run's numbers to its sinks, each on its own thread, from the lines in the run's folder.
 
 A sink's failure never stops the run: it is reported once, counted and retried. Each step is written once: the
-sink is asked for its last step, and if it cannot tell, `sinks.json` in the folder has it.
+sink is asked for its last step. If it cannot tell, `sinks.json` in the folder has it, with the failures' count.
 """
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 
 from harnessgym.metrics.lines import Entry, StepLines
-from harnessgym.metrics.run_status import SinkStatus, SinkStatuses
 from harnessgym.metrics.sink import Sink, SinkPlace
-from harnessgym.run_folder import RunFolder
+from harnessgym.run_folder import RunFolder, write_json
+
+
+@dataclass(frozen=True, slots=True)
+class SinkStatus:
+    """The status of one sink."""
+
+    step: int = -1
+    """The last step written to it, -1 before the first."""
+    failures: int = 0
+    """Failures since the run was last started."""
+
+
+def standings(path: Path) -> dict[str, SinkStatus]:
+    """Statuses by name. Empty if the file is missing or malformed."""
+    try:
+        return {name: SinkStatus(**entry) for name, entry in json.loads(path.read_text()).items()}
+    except (FileNotFoundError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+class SinkStatuses:
+    """Writes the file. Thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock, self._known = path, threading.Lock(), standings(path)
+
+    def of(self, name: str) -> SinkStatus:
+        """The status of a sink."""
+        return self._known.get(name, SinkStatus())
+
+    def note(self, name: str, standing: SinkStatus) -> None:
+        """Record a sink's status. Ignores a file that cannot be written."""
+        with self._lock:
+            self._known[name] = standing
+            with contextlib.suppress(OSError):
+                write_json(self._path, {known: asdict(entry) for known, entry in self._known.items()})
+
 
 _LOOK_S = 2.0
 _RETRY_S = 60.0

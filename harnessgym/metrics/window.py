@@ -1,9 +1,18 @@
-"""Rates and shares over a sliding window of calls and rollouts."""
+"""What a run's progress is computed from: rates and shares over a sliding window of calls and rollouts, trained
+tokens by staleness, and the processor time of each process.
+"""
 
+import json
+import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from harnessgym.store.recent import RecentCall, RecentRollout
+import psutil
+
+from harnessgym.process import ProcessId
+from harnessgym.store.recent import RecentCall, RecentRollout, TrainedTokens
 
 STAGES = ("prepare", "run", "reconstruct", "evaluate")
 """Stages in the order rollouts pass them."""
@@ -128,3 +137,90 @@ def union(spans: Iterable[tuple[float, float]]) -> float:
         covered += max(0.0, end - max(begin, reached))
         reached = max(reached, end)
     return covered
+
+
+@dataclass
+class _Step:
+    version: int
+    last_id: str
+    tokens: Counter[int] = field(default_factory=Counter)
+
+
+@dataclass
+class StalenessCounts:
+    """Trained tokens of the surviving steps, by the staleness of their rollout's oldest token.
+
+    A trainer that resumes from an earlier version abandons the steps after it. They are dropped here when the
+    first of them is done again.
+    """
+
+    last_id: str = ""
+    """Id of the newest entry."""
+    _steps: dict[int, _Step] = field(default_factory=dict)
+
+    def add(self, entries: Iterable[TrainedTokens]) -> None:
+        """Add entries of the ledger, in order of their ids."""
+        for entry in entries:
+            step = self._steps.get(entry.step)
+            if step is None or step.version != entry.version:
+                # A new version of a known step means that the trainer resumed earlier: later steps are void.
+                self._steps = {number: kept for number, kept in self._steps.items() if number < entry.step}
+                step = self._steps[entry.step] = _Step(entry.version, entry.id)
+            step.tokens[entry.max_staleness] += entry.tokens
+            self.last_id = step.last_id = entry.id
+
+    def forget_before(self, row_id: str) -> None:
+        """Drop steps whose entries all have ids below `row_id`."""
+        self._steps = {number: step for number, step in self._steps.items() if step.last_id >= row_id}
+
+    @property
+    def all(self) -> Counter[int]:
+        """Tokens by staleness over all steps."""
+        return sum((step.tokens for step in self._steps.values()), Counter())
+
+    @property
+    def newest(self) -> Counter[int]:
+        """Tokens by staleness in the newest step."""
+        return Counter(self._steps[max(self._steps)].tokens) if self._steps else Counter()
+
+
+@dataclass
+class Processors:
+    """CPU use of the processes that a run's supervisor recorded."""
+
+    path: Path
+    """The supervisor's file: name to pid and start time."""
+    _last: dict[ProcessId, tuple[float, float]] = field(default_factory=dict)
+    """Monotonic time and CPU seconds at the last look."""
+
+    def look(self) -> dict[str, float | None]:
+        """Cores that each live process kept busy since the last look; None at its first look."""
+        shares: dict[str, float | None] = {}
+        seen: dict[ProcessId, tuple[float, float]] = {}
+        for name, process in self._recorded().items():
+            if (used := _seconds(process)) is None:
+                continue
+            now = time.monotonic()
+            seen[process] = (now, used)
+            before = self._last.get(process)
+            # Keyed by pid and start time, so a restarted process does not inherit its predecessor's seconds.
+            shares[name] = None if before is None else (used - before[1]) / max(now - before[0], 1e-9)
+        self._last = seen
+        return shares
+
+    def _recorded(self) -> dict[str, ProcessId]:
+        try:
+            return {name: ProcessId(*entry) for name, entry in json.loads(self.path.read_text()).items()}
+        except (FileNotFoundError, ValueError, TypeError, AttributeError):
+            return {}
+
+
+def _seconds(process: ProcessId) -> float | None:
+    """CPU seconds of a process without its children; None if it has ended."""
+    if not process.alive():
+        return None
+    try:
+        times = psutil.Process(process.pid).cpu_times()
+    except psutil.Error:
+        return None
+    return float(times.user + times.system)

@@ -18,12 +18,19 @@ from harnessgym.errors import HarnessError, HarnessGymError, ProxyError, StoreEr
 from harnessgym.faults.plan import FaultPlan, record
 from harnessgym.faults.shims import ShimmedSandbox
 from harnessgym.grading.differential.differential_test import opinion_on
-from harnessgym.grading.differential.report import with_opinion
+from harnessgym.grading.differential.suite import with_opinion
 from harnessgym.grading.grade import CollectedArtifacts, taken, verdict
 from harnessgym.harness import Endpoint, Harness, Launch, start
 from harnessgym.outcome.engine_silence import blamed
-from harnessgym.outcome.failure import CONSEQUENCES, Cause, Phase, RolloutFailed, cause_of_end, cause_of_error
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import (
+    CONSEQUENCES,
+    Cause,
+    Phase,
+    RolloutFailed,
+    StopReason,
+    cause_of_end,
+    cause_of_error,
+)
 from harnessgym.provisioning import equipment, equipment_of
 from harnessgym.proxy_client import OpenedSession
 from harnessgym.reward import RewardContext, score_all

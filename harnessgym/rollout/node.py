@@ -28,10 +28,9 @@ from harnessgym.provisioning import make_harness
 from harnessgym.proxy_client import ControlClient
 from harnessgym.registry import load, look_in
 from harnessgym.reward import make_rewards, weights_of
-from harnessgym.rollout.circuit_breaker import CircuitBreaker
 from harnessgym.rollout.pipeline import Pipeline
 from harnessgym.rollout.plan import GroupPlan
-from harnessgym.rollout.resource_admission import Pressure
+from harnessgym.rollout.resource_admission import CircuitBreaker, Pressure
 from harnessgym.rollout.stage import Stages
 from harnessgym.run_config.run import NodeSection
 from harnessgym.run_folder import RunFolder

@@ -12,9 +12,15 @@ from harnessgym.errors import ConfigError
 from harnessgym.faults.fault import FaultsSection
 from harnessgym.heartbeat import SILENT_S
 from harnessgym.run_config.cluster import ClusterSection
-from harnessgym.run_config.curation import DAPO, ControlSection, FilterSection, GenerateSection, ReplaySection
 from harnessgym.run_config.session import SessionOptions
-from harnessgym.run_config.trainer import TrainerSection
+from harnessgym.run_config.trainer import (
+    DAPO,
+    ControlSection,
+    FilterSection,
+    GenerateSection,
+    ReplaySection,
+    TrainerSection,
+)
 
 Weight = Annotated[float, Field(allow_inf_nan=False)]
 

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from harnessgym.errors import ImageError, SandboxError
-from harnessgym.sandboxes.accounts import accounts
-from harnessgym.sandboxes.agent.binary import agent_binary
+from harnessgym.sandboxes.agent.wire import agent_binary
 from harnessgym.sandboxes.agent_connection import SOCKET, AgentConnection, AgentSocket
-from harnessgym.sandboxes.engine import DockerEngine, EngineError, sdk
+from harnessgym.sandboxes.engine import DockerEngine, EngineError, accounts, sdk
 from harnessgym.sandboxes.lease import Lease, is_abandoned
 from harnessgym.sandboxes.local_sandbox import through
 from harnessgym.task import Limits
@@ -30,7 +29,7 @@ _log = logging.getLogger(__name__)
 WORKSPACE = "/workspace"
 HOME = "/home/agent"
 SET_ASIDE = "/.harnessgym/home"
-"""Original content of the image's home, which links to the workspace (`harnessgym.sandboxes.images.home`).
+"""Original content of the image's home, which links to the workspace (`harnessgym.sandboxes.images.layers`).
 Only root can read it."""
 ROOT_LABEL = "harnessgym.root"
 NODE_LABEL = "harnessgym.node"

@@ -25,8 +25,8 @@ from harnessgym.sandboxes.collecting import Collected, export_with
 from harnessgym.sandboxes.containers import HOME, WORKSPACE, Container
 from harnessgym.sandboxes.folders import folder_of, outermost
 from harnessgym.sandboxes.local_sandbox import awaited, bounds, refuse_empty, refuse_unwarmable, through
-from harnessgym.sandboxes.meter import Meter
 from harnessgym.sandboxes.relay import RelayListener, SandboxRelay
+from harnessgym.sandboxes.usage import Meter
 from harnessgym.sandboxes.workspace import Workspace
 from harnessgym.task import Limits
 

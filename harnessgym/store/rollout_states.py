@@ -8,8 +8,7 @@ from typing import Any, Literal, TypeVar
 from sqlalchemy import Connection, Select, func, select
 
 from harnessgym.errors import StoreError
-from harnessgym.outcome.failure import Cause
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import Cause, StopReason
 from harnessgym.store.tables import calls, groups, rewards, rollouts, tasks
 
 Change = Literal["submitted", "started", "ended"]

@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from harnessgym.outcome.failure import Cause
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import Cause, StopReason
 from harnessgym.store import runs
 from harnessgym.store.clock import now
 from harnessgym.store.rewards import TOTAL, RewardRow

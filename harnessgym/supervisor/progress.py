@@ -16,11 +16,9 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from harnessgym.errors import StoreError
+from harnessgym.metrics.feed import SinkStatus, standings
 from harnessgym.metrics.lines import Entry, StepLines
-from harnessgym.metrics.processors import Processors
-from harnessgym.metrics.run_status import SinkStatus, standings
-from harnessgym.metrics.staleness_counts import StalenessCounts
-from harnessgym.metrics.window import StageUse, Window, WorkerUse
+from harnessgym.metrics.window import Processors, StageUse, StalenessCounts, Window, WorkerUse
 from harnessgym.rollout.plan import EVALUATIONS
 from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder

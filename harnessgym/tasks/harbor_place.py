@@ -1,7 +1,12 @@
-"""Finds the images that a Harbor task's agent works in and its tests run in."""
+"""Where a Harbor task's agent works and its tests run: the images, variables filled in, and what is graded.
+
+Of an agent's container, its working folder, `/logs/artifacts` and a task's other paths are graded.
+`${VAR}` and `${VAR:-default}` in values of a task are filled in.
+"""
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -9,9 +14,35 @@ from harnessgym.errors import TaskError
 from harnessgym.sandbox import CONTEXT
 from harnessgym.sandboxes.images.recipes import instructions
 from harnessgym.tasks.compose import only_service
-from harnessgym.tasks.harbor_table import Environment, VerifierTable
+from harnessgym.tasks.harbor_table import Artifact, Environment, VerifierTable
 from harnessgym.tasks.notes import Notes
-from harnessgym.tasks.substitution import substituted_all
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+
+
+def substituted(text: str, known: Mapping[str, str], where: str) -> str:
+    """`text` with its variables filled in. If there is a default, an empty value counts as unset.
+
+    Raises TaskError with `where` for an unknown variable without a default.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1]
+        default = found[2]
+        if known.get(name) or (default is None and name in known):
+            return known[name]
+        if default is None:
+            raise TaskError(
+                f"{where}: the environment variable {name} is not set. Set it, or write ${{{name}:-default}}."
+            )
+        return default
+
+    return _VARIABLE.sub(value, text)
+
+
+def substituted_all(table: Mapping[str, str], known: Mapping[str, str], where: str) -> dict[str, str]:
+    """Fills in the variables in every value of a table."""
+    return {key: substituted(value, known, f"{where}.{key}") for key, value in table.items()}
 
 
 def workdir_of(dockerfile: Path) -> str | None:
@@ -120,3 +151,88 @@ def _home(image: str, said: str | None) -> str:
 def _only_windows(folder: Path) -> bool:
     tests = folder / "tests"
     return (tests / "test.bat").is_file() and not (tests / "test.sh").is_file()
+
+
+_ALWAYS = "/logs/artifacts"
+_NEVER = (
+    "/bin",
+    "/boot",
+    "/dev",
+    "/etc",
+    "/home",
+    "/lib",
+    "/lib64",
+    "/proc",
+    "/root",
+    "/run",
+    "/sbin",
+    "/sys",
+    "/tmp",  # noqa: S108
+    "/usr",
+)
+"""Folders that belong to the sandbox or to the system in the image."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """The graded paths, as fields of `harnessgym.task.Task`."""
+
+    artifacts: tuple[str, ...]
+    collect: tuple[str, ...]
+    folders: tuple[str, ...]
+
+
+def graded(
+    artifacts: Sequence[Artifact], testing: HarborContainer, where: Path, notes: Notes, *, all_of: bool
+) -> Graded:
+    """The graded paths of a task. `all_of` says that tests see the whole working folder anyway.
+
+    Raises TaskError for an artifact that no sandbox can export.
+    """
+    inside: list[str] = []
+    collect = [_ALWAYS]
+    folders = ["/logs", "/solution", *([] if testing.has_tests else ["/tests"])]
+    for artifact in artifacts:
+        if artifact.service != "main":
+            raise TaskError(
+                f"{where}: artifacts: there is no service {artifact.service!r} here, only main. Take it out."
+            )
+        if artifact.exclude:
+            notes.say("`exclude` of artifacts has no effect: all of the artifact is kept")
+        _sort(PurePosixPath(artifact.source), testing.home, inside, collect, folders, where)
+    if not all_of and testing.home == WORKDIR and artifacts:
+        notes.say(
+            "tests see all of the agent's working folder, not only artifacts: environment.workdir does not "
+            "say where it is"
+        )
+    whole = all_of or testing.home == WORKDIR or not artifacts
+    return Graded(
+        (".",) if whole else tuple(dict.fromkeys(inside)) or (".",),
+        tuple(dict.fromkeys(collect)),
+        tuple(folders),
+    )
+
+
+def _sort(
+    path: PurePosixPath, home: str, inside: list[str], collect: list[str], folders: list[str], where: Path
+) -> None:
+    """Adds one path to `inside`, or to `collect` and `folders`."""
+    if not path.is_absolute():
+        inside.append(str(path))
+    elif home not in ("", WORKDIR) and path.is_relative_to(home):
+        inside.append(str(path.relative_to(home)))
+    elif any(path.is_relative_to(folder) for folder in folders):
+        collect.append(str(path))
+    elif home == WORKDIR:
+        # The image's WORKDIR is unknown, so the path may lie in it. Then the whole folder is graded.
+        return
+    else:
+        above = path.parent if path.suffix else path
+        if str(above) == "/" or any(above.is_relative_to(each) for each in _NEVER):
+            raise TaskError(
+                f"{where}: artifacts: {path} lies where nothing is handed over from. Write it to the working "
+                "folder or to "
+                f"{_ALWAYS}."
+            )
+        folders.append(str(above))
+        collect.append(str(path))

@@ -15,12 +15,17 @@ from harnessgym.grading.verifiers.harbor import KEY
 from harnessgym.grading.verifiers.test_script import VerifierScript
 from harnessgym.grading.verifiers.tools import install, tools_of
 from harnessgym.task import GradingImage, Hook, Limits, Setup, Task, TaskStep
-from harnessgym.tasks.harbor_artifacts import graded
-from harnessgym.tasks.harbor_place import HarborContainer, grading_place, place_of, refuse
+from harnessgym.tasks.harbor_place import (
+    HarborContainer,
+    graded,
+    grading_place,
+    place_of,
+    refuse,
+    substituted_all,
+)
 from harnessgym.tasks.harbor_scripts import instruction, solution, waiting, working_files
 from harnessgym.tasks.harbor_table import Collect, HarborTable, StepTable, VerifierTable, unknown
 from harnessgym.tasks.notes import Notes
-from harnessgym.tasks.substitution import substituted_all
 
 GRADER = "harnessgym.grading.verifiers.harbor:verifier"
 _AGENT_S = 600.0

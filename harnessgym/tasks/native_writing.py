@@ -13,8 +13,7 @@ import tomli_w
 
 from harnessgym.errors import TaskError
 from harnessgym.task import Limits, Setup, Solution, Task
-from harnessgym.tasks.history import SETUP, STREAM
-from harnessgym.tasks.native import GRADER
+from harnessgym.tasks.native import GRADER, SETUP, STREAM
 from harnessgym.tasks.writing import folder_name, lay_texts
 
 _OWN = ("tests", "test_files", "score", "base")

@@ -18,7 +18,7 @@ from typing import Any
 
 from harnessgym.errors import TaskError
 from harnessgym.grading.log import is_known, parser_named
-from harnessgym.grading.verifiers.eval_script import eval_type_of, parser_of
+from harnessgym.grading.verifiers.evaluation import eval_type_of, parser_of
 from harnessgym.task import Task
 from harnessgym.tasks.format import LoadedTasks
 from harnessgym.tasks.rows import TaskRow, first_row

@@ -17,7 +17,7 @@ from typing import Any
 
 from harnessgym.errors import TaskError
 from harnessgym.grading.patches import new_files, patched_paths
-from harnessgym.grading.verifiers.eval_script import eval_script
+from harnessgym.grading.verifiers.evaluation import eval_script
 from harnessgym.task import Task
 from harnessgym.tasks.rows import TaskRow
 from harnessgym.tasks.swe_bench import swe_bench_task

@@ -21,7 +21,7 @@ from sqlalchemy import Connection
 from harnessgym.engine_timeouts import EngineTimeouts
 from harnessgym.errors import ConfigError, HarnessError
 from harnessgym.harness import Endpoint, Harness, SideCallRule
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.process import interruption_deferred
 from harnessgym.proxy_client import ControlClient
 from harnessgym.registry import load
@@ -32,8 +32,7 @@ from harnessgym.store import TraceStore, policies, rollouts, runs
 from harnessgym.store.backend import url_of_file
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.task import Task
-from harnessgym.wrapping.own_proxy import RunningProxy, add_run, own_proxy
-from harnessgym.wrapping.upstream import WrapUpstream, find_upstream
+from harnessgym.wrapping.own_proxy import RunningProxy, WrapUpstream, add_run, find_upstream, own_proxy
 
 PROGRAMS = {
     "claude": "claude_code",

@@ -22,7 +22,7 @@ from harnessgym.message import Message, ToolCall
 from proxies import strict_json
 from proxies.detokenizer import Detokenizer, TokenTable
 from proxies.dialect import ReasoningDelta, TextDelta, ToolCallDelta
-from proxies.parser import ParsedDelta
+from proxies.language import ParsedDelta
 
 _THINK = "<think>"
 _THINK_END = "</think>"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from harnessgym.message import Message
 from proxies.dialect import TextDelta
-from proxies.parser import ParsedDelta
+from proxies.language import ParsedDelta
 
 
 class RawParser:

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from benchmarks.sandbox.phases import causes, moment, wrong
-from harnessgym.outcome.failure import Cause
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import Cause, StopReason
 from harnessgym.store import TraceStore, policies, rollouts, runs
 from harnessgym.store.rewards import RewardRow
 from harnessgym.store.rewards import add as add_reward

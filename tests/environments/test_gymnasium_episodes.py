@@ -13,8 +13,8 @@ from gymnasium.error import ResetNeeded
 
 import harnessgym
 from environments.workspace import backend_pool
+from environments.workspace.action import ActionStatus
 from environments.workspace.env import WorkspaceEnv
-from environments.workspace.observation import ActionStatus
 from harnessgym.errors import CapabilityError, ConfigError, HarnessGymError
 from tests.environments.playing import ID, SOLVE, SUBMIT, edit, make, run, write
 

@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode
 
 from environments import IDS
 from environments.agents import GoldAgent, RandomAgent, play
-from environments.workspace.observation import ActionStatus
+from environments.workspace.action import ActionStatus
 from tests.environments.playing import ID, SOLVE, SUBMIT, make, run
 from tests.support.left_behind import left_behind
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from environments.setup_tasks import SetupTasks
-from environments.setup_tasks.search import Search, Shipped, imported, modules_below
+from environments.setup_tasks.works import Search, Shipped, imported, modules_below
 from harnessgym.errors import TaskError
 from harnessgym.grading.grade import judge
 from harnessgym.registry import load

@@ -11,9 +11,9 @@ import pytest
 
 from environments.swe import SweTasks
 from environments.swe.edit import edited, undone
+from environments.swe.generation import MOST
 from environments.swe.manifest import FOLDER, PackageManifest, read, write
 from environments.swe.package import package, packages
-from environments.swe.proof import MOST
 from environments.swe.tree import tree
 from harnessgym.errors import ConfigError, TaskError
 from harnessgym.tasks.payload import payload_of, task_of

@@ -17,7 +17,7 @@ from harnessgym.harness import Endpoint
 from harnessgym.store import TraceStore, runs
 from harnessgym.store.tables import calls, rollouts
 from harnessgym.traces.verification.verify import verify
-from harnessgym.wrapping.upstream import find_upstream
+from harnessgym.wrapping.own_proxy import find_upstream
 from harnessgym.wrapping.wrap import PROGRAMS, surroundings_of
 
 POLICY = Path(__file__).parents[2] / "environments/lookup/policy"

@@ -11,8 +11,7 @@ from harnessgym.errors import ConfigError
 from harnessgym.message import Message, ToolCall
 from harnessgym.registry import load
 from proxies.dialect import ReasoningDelta, TextDelta, ToolCallDelta
-from proxies.language import PolicyLanguage
-from proxies.parser import ParsedDelta
+from proxies.language import ParsedDelta, PolicyLanguage
 from proxies.parsers.hermes import HermesParser, read_call
 from proxies.renderers.template import TemplateRenderer
 

@@ -26,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 from harnessgym.errors import UpstreamError, UpstreamLost
 from harnessgym.message import Sampling
 from harnessgym.store.workers import WorkerRow
-from proxies.listener import address_of, listen
+from proxies.app import address_of, listen
 from proxies.upstream import TokenChunk
 from proxies.upstreams.sglang import SglangUpstream
 from proxies.workers import connect_upstream

@@ -39,8 +39,7 @@ from tests.support.vllm_cpu import logprobs_under, other_weights, reference
 from tests.test_bad_input_runs import Run
 from trainers.weights.agent import WeightAgent
 from trainers.weights.chain import read_version
-from trainers.weights.installers.api import EngineApi
-from trainers.weights.installers.staging import label_of
+from trainers.weights.installers.api import EngineApi, label_of
 from trainers.weights.installers.vllm import VllmInstaller
 from trainers.weights.manifest import version_path
 from trainers.weights.publish import publish_full

@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from harnessgym.errors import ConfigError, UpstreamError, UpstreamLost
 from harnessgym.message import Sampling
+from proxies.app import address_of, listen
 from proxies.http_client import Greeting, HttpClient
-from proxies.listener import address_of, listen
 from proxies.upstream import TokenChunk, Upstream
 from proxies.upstreams.scripted import Failure, ScriptedUpstream
 from proxies.upstreams.vllm import VllmUpstream

@@ -15,7 +15,7 @@ from environments.lookup import LookupTasks
 from environments.lookup.protocol import CATALOG_FILE, MAX_TURNS, SYSTEM_PROMPT, TOOLS, Catalog
 from harnessgym.config import validate
 from harnessgym.message import Message, ToolSpec
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore, agents, calls, policies, rollouts, runs, sessions

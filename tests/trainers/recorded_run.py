@@ -9,9 +9,9 @@ import torch
 
 from harnessgym.config import validate
 from harnessgym.message import Message, chain_digests, context_digest
-from harnessgym.outcome.stop_reason import StopReason
-from harnessgym.run_config.curation import ControlSection, FilterSection, ReplaySection
+from harnessgym.outcome.failure import StopReason
 from harnessgym.run_config.run import RunConfig
+from harnessgym.run_config.trainer import ControlSection, FilterSection, ReplaySection
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore, calls, policies, rollouts, runs, sessions
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome

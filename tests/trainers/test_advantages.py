@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harnessgym.registry import load
-from trainers.advantages.group_relative import dr_grpo, grpo, rloo
-from trainers.advantages.mc_grpo import mc_grpo
+from trainers.advantages.group_relative import dr_grpo, grpo, mc_grpo, rloo
 
 REWARDS = st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=16)
 

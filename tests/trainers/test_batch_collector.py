@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy import select
 
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.scheduling.consumption import Replayable
 from harnessgym.scheduling.staleness import VersionChain
 from harnessgym.store import TraceStore, backlog, rollouts, runs

@@ -7,7 +7,7 @@ import torch
 
 from harnessgym.errors import PolicyError, UpstreamError
 from trainers.engine.engine import build_engine
-from trainers.engine.sampler import truncate
+from trainers.engine.rows import truncate
 from trainers.engine.sequence import Sequence, SequenceSampling, StopMatcher
 from trainers.policy import Policy, PolicyConfig
 from trainers.policy_weights import published_weights

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainers.engine.sampler import sample, truncate
+from trainers.engine.rows import sample, truncate
 
 FLOATS = st.floats(-8, 8, allow_nan=False, width=32)
 

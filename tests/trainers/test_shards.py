@@ -13,7 +13,7 @@ from tests.trainers.test_update import FORMS, SETTINGS, ages_of, make_policy, ma
 from tests.trainers.together import together
 from trainers.gradients import mean_logprobs
 from trainers.policy_weights import load_weights, packed_weights, published_weights
-from trainers.proximal.proximal import copies, having
+from trainers.proximal import copies, having
 from trainers.update import GradientAccumulation, UpdateSettings, make_optimizer, policy_update
 from trainers.world import ALONE
 

@@ -1,10 +1,16 @@
-"""The baseline with the least variance for a weighted policy gradient (VCPO's OPOB)."""
+"""What an update takes from a whole batch: VCPO's baseline with the least variance (OPOB), and the learning rate
+of one step.
+
+A rule changes the learning rate for this step only.
+"""
 
 import torch
 from torch import Tensor, nn
 
 from harnessgym.errors import TrainerError
 from trainers.algorithms import AlgorithmRow
+from trainers.corrections.importance_sampling import effective_sample_size
+from trainers.update_settings import EssRule, UpdateSettings
 
 MINIMUM_VARIANCE = AlgorithmRow(
     "correction", "baseline = minimum_variance", "sum w_i (R_i - b) g_i, b = sum w_i^2 |g_i|^2 R_i / sum "
@@ -84,3 +90,23 @@ def reward_of(rollout_id: str, advantages_N: Tensor) -> float:
             "number, or set baseline = 'none'."
         )
     return float(values.pop())
+
+
+ESS = AlgorithmRow(
+    "correction", "lr_rule = ess", "lr sqrt(min(1, rho / rho_0)), rho = (sum w)^2 / (R sum w^2), w of "
+                                   "rollouts, unclipped",
+    "VCPO", "source", "the formula in float64, rollout by rollout",
+)  # fmt: skip
+
+
+def step_size(settings: UpdateSettings, log_weight_R: Tensor) -> float:
+    """The learning rate for rollouts with these log importance weights: float [R], log(pi / mu) summed over
+    each rollout's tokens.
+
+    VCPO's rule: lr (min(1, rho / rho_0))^(1/2), rho = ESS / R = (sum w)^2 / (R sum w^2), with the weights
+    before truncation.
+    """
+    if not isinstance(settings.lr_rule, EssRule):
+        return settings.lr
+    share = float(effective_sample_size(log_weight_R))
+    return float(settings.lr * min(1.0, share / settings.lr_rule.target) ** settings.lr_rule.power)

@@ -26,10 +26,8 @@ import torch
 from torch import Tensor
 
 from harnessgym.errors import UpstreamError
-from trainers.engine.orders import EngineOrder, promise
-from trainers.engine.rows import SequenceRows
-from trainers.engine.sampler import DRAWS, Ints, StepSamples, sample
-from trainers.engine.sequence import Chunk, FinishReason, Sequence, TokenScore
+from trainers.engine.rows import DRAWS, Ints, SequenceRows, StepSamples, sample
+from trainers.engine.sequence import Chunk, EngineOrder, FinishReason, Sequence, TokenScore, promise
 from trainers.policy import Policy
 from trainers.policy_weights import load_weights
 from trainers.weights.chain import read_version

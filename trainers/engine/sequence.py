@@ -1,16 +1,19 @@
-"""One request inside the engine, and its output.
+"""One request inside the engine, its output, and orders to the engine's thread.
 
 The input is a prompt and a `SequenceSampling`. The output are `Chunk`s, each with tokens of one policy
-version; the last one has a finish reason.
+version; the last one has a finish reason. An order is done on the engine's thread, or dropped if the engine
+stops first.
 """
 
 from collections.abc import Callable
 from collections.abc import Sequence as List
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from harnessgym.errors import HarnessGymError, UpstreamError
 from harnessgym.tokens import IdArray, TokenIds
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -127,3 +130,40 @@ class StopMatcher:
         matches = [(window.find(stop), stop) for stop in self._stops if stop in window]
         self._tail = window[len(window) - self._keep :] if self._keep else ""
         return min(matches)[1] if matches else None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOrder:
+    """Work for the engine's thread, and its replacement if the engine stops first. Both run on that
+    thread.
+    """
+
+    do: Callable[[], None]
+    drop: Callable[[], None]
+
+
+def promise(
+    done: Future[None], work: Callable[[], None], stopped: Callable[[], UpstreamError]
+) -> EngineOrder:
+    """An order that sets a future to the work's outcome, or to `stopped()`. The work of a cancelled future is
+    skipped.
+    """
+
+    def do() -> None:
+        if not done.set_running_or_notify_cancel():
+            return
+        try:
+            work()
+        except (HarnessGymError, RuntimeError) as error:
+            done.set_exception(error)
+        except Exception as error:
+            done.set_exception(UpstreamError(f"The engine has failed: {error!r}. Restart it."))
+            raise
+        else:
+            done.set_result(None)
+
+    def drop() -> None:
+        if done.set_running_or_notify_cancel():
+            done.set_exception(stopped())
+
+    return EngineOrder(do, drop)

@@ -1,4 +1,7 @@
-"""The clipped surrogate of PPO and its variants."""
+"""The clipped surrogate of PPO and its variants, and losses of the form weight times log pi.
+
+In the latter the weight has no gradient: no token is ever clipped away.
+"""
 
 import torch
 from torch import Tensor
@@ -91,3 +94,50 @@ def clipped_surrogate(log_ratio_N: Tensor, advantages_N: Tensor, clip_low: float
     """
     ratio = log_ratio_N.clamp(max=_MAX_LOG_RATIO).exp()
     return -torch.minimum(ratio * advantages_N, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages_N)
+
+
+REINFORCE = AlgorithmRow(
+    "loss",
+    "reinforce",
+    "-A log pi",
+    "Williams 1992",
+    "source",
+    "the formula in float64, token by token",
+    "token",
+)
+CISPO = AlgorithmRow(
+    "loss", "cispo", "-sg[min(rho, cap)] A log pi, rho = pi / pi_prox", "arXiv 2506.13585", "source",
+    'TRL 1.16 `GRPOTrainer`, `loss_type = "cispo"`', "token",
+)  # fmt: skip
+MINPRO = AlgorithmRow(
+    "loss", "minpro", "-sg[clip(m_t rho_t, 1 - low, 1 + high)] A log pi, m_t = min of rho_i over i < t, m_1 "
+                      "= 1",
+    "arXiv 2601.22718 (m_1 and the range: ours)", "third party",
+    "the formula in float64, token by token", "token",
+)  # fmt: skip
+
+
+def reinforce(tokens: Tokens) -> Tensor:
+    """-A log pi (Williams 1992). Only corrections weight the tokens of an older policy."""
+    return -tokens.advantages_N * tokens.logprobs_N
+
+
+def cispo(tokens: Tokens, cap: float = 5.0) -> Tensor:
+    """-sg[min(rho, cap)] A log pi, rho = pi / pi_prox (MiniMax-M1, arXiv 2506.13585; TRL calls the cap
+    epsilon_high).
+    """
+    weight_N = tokens.log_ratio.detach().exp().clamp(max=cap)
+    return -weight_N * tokens.advantages_N * tokens.logprobs_N
+
+
+def minpro(tokens: Tokens, clip_low: float = 0.2, clip_high: float = 0.28) -> Tensor:
+    """-sg[clip(m rho, 1 - clip_low, 1 + clip_high)] A log pi, m the smallest rho of the rollout's earlier
+    tokens.
+
+    MinPRO (arXiv 2601.22718) uses m instead of the product of all earlier ratios. The formula is taken from a
+    third party's note; m = 1 for the first token and the clip range are our choices.
+    """
+    log_ratio_N = tokens.log_ratio.detach()
+    log_prefix_N = tokens.least_before(log_ratio_N, first=0.0)
+    weight_N = (log_prefix_N + log_ratio_N).exp().clamp(1 - clip_low, 1 + clip_high)
+    return -weight_N * tokens.advantages_N * tokens.logprobs_N

@@ -129,7 +129,7 @@ class Gspo(LossSettings):
 class Cispo(LossSettings):
     """The ratio as a truncated weight: no token loses its gradient."""
 
-    function = "trainers.losses.score:cispo"
+    function = "trainers.losses.clipped:cispo"
 
     cap: float = Field(5.0, gt=0)
     """Largest weight of a token (1 + epsilon_high of the paper)."""
@@ -142,7 +142,7 @@ class Cispo(LossSettings):
 class MinPro(LossSettings):
     """A token's ratio times the smallest one before it, instead of the product of all of them."""
 
-    function = "trainers.losses.score:minpro"
+    function = "trainers.losses.clipped:minpro"
     of_rollouts = True
 
     clip_low: float = Field(0.2, ge=0, le=1)
@@ -182,7 +182,7 @@ class DppoTv(LossSettings):
 class Reinforce(LossSettings):
     """The plain policy gradient."""
 
-    function = "trainers.losses.score:reinforce"
+    function = "trainers.losses.clipped:reinforce"
 
     def problem(self, update: "UpdateSettings") -> str | None:
         """The error unless proximal = 'current', with which corrections weight by the whole ratio."""

@@ -129,8 +129,7 @@ def register(app: typer.Typer) -> None:
 
         from harnessgym.cli.traces.printed import print_json
         from harnessgym.grading.cheats import catalogue
-        from harnessgym.tasks.choosing import chosen
-        from harnessgym.tasks.source import problems_of, task_set
+        from harnessgym.tasks.source import chosen, problems_of, task_set
         from harnessgym.validation.baseline import Baseline, baseline_path
         from harnessgym.validation.task_check import CheckPlan
 

@@ -42,8 +42,7 @@ def register(app: typer.Typer) -> None:
         """Write tasks down in another format."""
         from harnessgym.cli.tasks.arguments import say_remarks
         from harnessgym.cli.traces.printed import console, notes, print_json
-        from harnessgym.tasks.choosing import chosen
-        from harnessgym.tasks.source import task_set
+        from harnessgym.tasks.source import chosen, task_set
         from harnessgym.tasks.writing import convert, task_writer
 
         writer = task_writer(to)

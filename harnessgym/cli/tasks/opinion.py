@@ -8,7 +8,7 @@ import typer
 from harnessgym.cli.tasks.arguments import AsJson, Backend, Spec, TaskId
 
 if TYPE_CHECKING:
-    from harnessgym.grading.differential.report import Opinion
+    from harnessgym.grading.differential.suite import Opinion
     from harnessgym.task import Grade, Task
 
 _EPILOG = """What the folder holds is laid over what the task begins with, graded as an agent's work is, and
@@ -43,8 +43,7 @@ def register(app: typer.Typer) -> None:
         import asyncio
 
         from harnessgym.cli.traces.printed import print_json
-        from harnessgym.tasks.choosing import all_tasks, named
-        from harnessgym.tasks.source import task_set
+        from harnessgym.tasks.source import all_tasks, named, task_set
 
         chosen = named(all_tasks(task_set(spec)), task)
         grade, opinion = asyncio.run(_asked(chosen, folder, sandbox))

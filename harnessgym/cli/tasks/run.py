@@ -165,8 +165,7 @@ def register(app: typer.Typer) -> None:
         from harnessgym.cli.tasks.run import Command, Lines
         from harnessgym.cli.traces.printed import print_json
         from harnessgym.errors import ConfigError
-        from harnessgym.tasks.choosing import all_tasks, named
-        from harnessgym.tasks.source import task_set
+        from harnessgym.tasks.source import all_tasks, named, task_set
 
         asked = sum((bool(words), gold, nothing))
         if asked > 1 or (not asked and not sys.stdin.isatty()):

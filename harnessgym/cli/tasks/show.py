@@ -53,9 +53,8 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Show one task: everything that an agent sees, and what judges it."""
         from harnessgym.cli.traces.printed import print_json
-        from harnessgym.tasks.choosing import all_tasks, named
         from harnessgym.tasks.payload import payload_of
-        from harnessgym.tasks.source import task_set
+        from harnessgym.tasks.source import all_tasks, named, task_set
         from harnessgym.validation.baseline import Baseline, baseline_path
 
         found = task_set(spec)

@@ -106,8 +106,7 @@ def _count(number: int | None) -> str:
 def _print_tasks(spec: str, as_json: bool) -> None:
     from harnessgym.cli.tasks.arguments import say_remarks
     from harnessgym.cli.traces.printed import console, one_line, plain_table, print_json
-    from harnessgym.tasks.choosing import all_tasks
-    from harnessgym.tasks.source import notes_of, problems_of, task_set
+    from harnessgym.tasks.source import all_tasks, notes_of, problems_of, task_set
     from harnessgym.validation.baseline import Baseline, baseline_path
 
     found = task_set(spec)

@@ -7,8 +7,7 @@ from typing import Any
 
 from harnessgym.grading.differential.functions import Function
 from harnessgym.grading.differential.inputs import FunctionCall
-from harnessgym.grading.differential.probe import Probe
-from harnessgym.grading.differential.report import Difference, Kind
+from harnessgym.grading.differential.suite import Difference, Kind, Probe
 from harnessgym.grading.matching import same
 from harnessgym.grading.runners.encoding import decode
 

@@ -26,9 +26,16 @@ from harnessgym.errors import HarnessGymError, TaskError
 from harnessgym.grading.differential.comparison import NOT_TWICE, VersionResults, compare, read_answers
 from harnessgym.grading.differential.functions import Compared, Function, differing, python_files
 from harnessgym.grading.differential.inputs import FunctionCall, annotated, mutated, shown
-from harnessgym.grading.differential.probe import Probe, probe, program
-from harnessgym.grading.differential.report import Opinion
-from harnessgym.grading.differential.suite import SuiteResult, is_collected, own_tests, run_suite
+from harnessgym.grading.differential.suite import (
+    Opinion,
+    Probe,
+    SuiteResult,
+    is_collected,
+    own_tests,
+    probe,
+    program,
+    run_suite,
+)
 from harnessgym.grading.grade import taken
 from harnessgym.grading.upload import holding
 from harnessgym.grading.verifier import Opener

@@ -2,20 +2,99 @@
 
 Tests, fixtures and pytest's configuration come from the gold workspace. The candidate's versions of them are
 removed first.
+
+A probe runs one of our programs in a fresh sandbox and reads what it writes to its private descriptor. Every
+line starts with a nonce. The code under test shares a process with the program, so it could learn the nonce and
+write lines of its own. The result therefore says something about that code only, and the report stands beside a
+grade: no reward depends on it.
 """
 
+import json
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio.to_thread
 
 from harnessgym.errors import SandboxError
 from harnessgym.grading.differential.functions import is_test, python_files
-from harnessgym.grading.differential.probe import Probe, probe, program
+from harnessgym.grading.matching import parse_json
 from harnessgym.grading.verifier import Opener
-from harnessgym.sandbox import Sandbox
+from harnessgym.sandbox import ExecResult, Sandbox
+from harnessgym.task import Grade
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The result of one run."""
+
+    lines: tuple[Mapping[str, Any], ...]
+    foreign: int
+    """Lines that the program did not write."""
+    result: ExecResult
+
+    @property
+    def began(self) -> bool:
+        """Whether the program started."""
+        return any("began" in line for line in self.lines)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the program reached its end."""
+        return not self.result.timed_out and bool(self.lines) and "ended" in self.lines[-1]
+
+    @property
+    def forged(self) -> bool:
+        """Whether other code wrote lines: lines without the nonce, or more than one start or end."""
+        edges = [sum(edge in line for line in self.lines) for edge in ("began", "ended")]
+        return bool(self.foreign) or self.result.stdout_truncated or max(edges) > 1
+
+
+async def probe(
+    sandbox: Sandbox,
+    program: str,
+    job: Mapping[str, Any],
+    timeout_s: float,
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str = ".",
+) -> Probe:
+    """Runs a program, given as text. Raises SandboxError."""
+    # `pycache_prefix` names a folder that does not exist, because the agent can leave .pyc files in its
+    # workspace that do not match their sources. `-I` keeps its environment and user site out.
+    nonce = secrets.token_hex(16)
+    sent = json.dumps({**job, "nonce": nonce}).encode()
+    command = ["python3", "-I", "-B", "-X", f"pycache_prefix=/nonexistent/{nonce}", "-c", program]
+    result = await sandbox.exec(command, stdin=sent, timeout_s=timeout_s, env=env, cwd=cwd)
+    lines = []
+    foreign = 0
+    for line in result.stdout.splitlines():
+        said = _said(line, nonce)
+        if said is None:
+            foreign += 1
+        else:
+            lines.append(said)
+    return Probe(tuple(lines), foreign, result)
+
+
+def _said(line: bytes, nonce: str) -> Mapping[str, Any] | None:
+    start, _, rest = line.partition(b" ")
+    if start != nonce.encode():
+        return None
+    try:
+        parsed = parse_json(bytes.fromhex(rest.decode()))
+    except ValueError:
+        return None
+    return parsed[0] if parsed is not None and isinstance(parsed[0], dict) else None
+
+
+def program(name: str) -> str:
+    """The text of a program in `runners/`."""
+    return (files("harnessgym.grading.runners") / f"{name}.py").read_text()
+
 
 _CONFIGURATION = ("pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml")
 _SHOWN = 20
@@ -106,3 +185,64 @@ async def _lay_tests(gold: Path, candidate: Path, sandbox: Sandbox) -> None:
 def _kept(folder: Path) -> Sequence[str]:
     found = [file for file in python_files(folder) if is_test(file)]
     return [*found, *(name for name in _CONFIGURATION if (folder / name).is_file())]
+
+
+KEY = "second_opinion"
+"""Key of the opinion in a grade's evidence."""
+
+
+Kind = Literal["result", "exception", "arguments", "output", "crash", "hang", "import"]
+"""How two versions differ: in what they return, raise, change in their arguments, or print; or the candidate
+crashes, hangs, or cannot be imported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One input on which the candidate and the gold solution differ."""
+
+    function: str
+    kind: Kind
+    arguments: str = ""
+    gold: str = ""
+    candidate: str = ""
+
+    def told(self) -> dict[str, Any]:
+        """As JSON values."""
+        found = {"function": self.function, "kind": self.kind, "arguments": self.arguments}
+        return {**found, "gold": self.gold, "candidate": self.candidate}
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """Whether a candidate behaves as the gold solution does on the inputs that were tried."""
+
+    agrees: bool | None
+    """None if there is no opinion; `why` says why."""
+    why: str = ""
+    differs: tuple[Difference, ...] = ()
+    inputs: int = 0
+    """Calls whose outcomes were compared."""
+    functions: tuple[str, ...] = ()
+    """The functions that were called."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Functions and modules that were not compared, with the reason."""
+    suite: SuiteResult | None = None
+    """Result of the developers' own tests; None if the workspace has none."""
+
+    def told(self) -> dict[str, Any]:
+        """As JSON values."""
+        found: dict[str, Any] = {
+            "agrees": self.agrees,
+            "differs": [difference.told() for difference in self.differs[:_SHOWN]],
+            "differences": len(self.differs),
+            "inputs": self.inputs,
+            "functions": list(self.functions),
+            "left_out": dict(self.left_out),
+            "suite": None if self.suite is None else self.suite.told(),
+        }
+        return {**found, "why": self.why} if self.why else found
+
+
+def with_opinion(grade: Grade, opinion: Opinion) -> Grade:
+    """The same grade with the opinion among its evidence."""
+    return replace(grade, evidence={**grade.evidence, KEY: opinion.told()})

@@ -22,9 +22,8 @@ from pydantic import Field
 
 from harnessgym.config import Config
 from harnessgym.scheduling.selection import Pick, SelectionPool, Visit
-from harnessgym.scheduling.selectors.budget import BudgetBlock, blocks
 from harnessgym.scheduling.selectors.difficulty import Float64Array, open_groups, success
-from harnessgym.scheduling.selectors.sizes import needs_groups, within
+from harnessgym.scheduling.selectors.sizes import BudgetBlock, blocks, needs_groups, within
 from harnessgym.store.task_history import SUCCESS
 
 

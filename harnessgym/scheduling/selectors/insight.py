@@ -14,8 +14,15 @@ from pydantic import Field
 
 from harnessgym.config import Config
 from harnessgym.scheduling.selection import Pick, SelectionPool, Visit
-from harnessgym.scheduling.selectors.difficulty import Float64Array, beliefs, best, open_groups
-from harnessgym.scheduling.selectors.special_functions import digamma, log_beta, log_gamma
+from harnessgym.scheduling.selectors.difficulty import (
+    Float64Array,
+    beliefs,
+    best,
+    digamma,
+    log_beta,
+    log_gamma,
+    open_groups,
+)
 
 
 class InsightSettings(Config):

@@ -16,9 +16,8 @@ from pydantic import Field
 
 from harnessgym.config import Config
 from harnessgym.scheduling.selection import Pick, SelectionPool, Visit
-from harnessgym.scheduling.selectors.budget import BudgetBlock, blocks
-from harnessgym.scheduling.selectors.sizes import needs_groups, within
-from harnessgym.scheduling.selectors.special_functions import t_quantile
+from harnessgym.scheduling.selectors.difficulty import t_quantile
+from harnessgym.scheduling.selectors.sizes import BudgetBlock, blocks, needs_groups, within
 from harnessgym.scheduling.selectors.uniform import in_turn
 
 

@@ -7,8 +7,7 @@ import pytest
 from harnessgym.batch_rollout.settings import CampaignSettings, chosen_tasks, digest_of
 from harnessgym.errors import ConfigError
 from harnessgym.task import Limits, Task
-from harnessgym.tasks.choosing import all_tasks, named
-from harnessgym.tasks.source import task_set
+from harnessgym.tasks.source import all_tasks, named, task_set
 from harnessgym.validation.baseline import Baseline, BaselineEntry, baseline_path
 from harnessgym.validation.baseline import digest_of as digest_of_task
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from harnessgym.cli.traces import app
 from harnessgym.harness import SideCallRule
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.run_config.session import SessionOptions
 from harnessgym.store import TraceStore, ledger, policies, rewards, rollouts, runs
 from harnessgym.store.advantages import AdvantageRange

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from harnessgym.cli.dashboard import Dashboard
+from harnessgym.cli.live_view import Dashboard
 from harnessgym.cli.run_panel import clock, line, panel, size
-from harnessgym.metrics.run_status import SinkStatus
+from harnessgym.metrics.feed import SinkStatus
 from harnessgym.metrics.window import StageUse, WorkerUse
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.workers import WorkerRow

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from harnessgym.cluster.desired_nodes import wish, wished
+from harnessgym.cluster.backend import wish, wished
 from harnessgym.errors import ConfigError
 from harnessgym.run_folder import RunFolder
 from tests.test_bad_input_runs import ROOT, Run

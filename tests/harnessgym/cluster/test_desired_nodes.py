@@ -2,7 +2,7 @@
 
 import pytest
 
-from harnessgym.cluster.desired_nodes import wish, wished
+from harnessgym.cluster.backend import wish, wished
 from harnessgym.errors import ConfigError
 from harnessgym.run_config.cluster import Need
 from harnessgym.run_folder import RunFolder

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harnessgym.cluster.desired_nodes import wish, wished
+from harnessgym.cluster.backend import wish, wished
 from harnessgym.cluster.fleet import Fleet
 from harnessgym.cluster.process_host import HostInfo, release
 from harnessgym.errors import ConfigError, HarnessGymError

@@ -6,8 +6,7 @@ from typer.testing import CliRunner
 
 from harnessgym.cli.weights import app
 from harnessgym.errors import ConfigError, PolicyError
-from harnessgym.evaluation.policies import find_policy
-from harnessgym.evaluation.run_file import as_in_run
+from harnessgym.evaluation.policies import as_in_run, find_policy
 from harnessgym.run_folder import write_json
 from harnessgym.store import policies
 from tests.harnessgym.evaluation.published import POLICY, published

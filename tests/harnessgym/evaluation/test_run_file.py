@@ -5,7 +5,7 @@ import pytest
 from harnessgym.batch_rollout.settings import CampaignSettings
 from harnessgym.config import validate
 from harnessgym.errors import ConfigError
-from harnessgym.evaluation.run_file import as_in_run
+from harnessgym.evaluation.policies import as_in_run
 from harnessgym.run_config.run import RunConfig
 
 

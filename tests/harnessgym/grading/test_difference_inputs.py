@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from harnessgym.grading.differential.comparison import read_answers
 from harnessgym.grading.differential.functions import Function, differing, is_test
 from harnessgym.grading.differential.inputs import FunctionCall, annotated, mutated, shown
-from harnessgym.grading.differential.probe import Probe
+from harnessgym.grading.differential.suite import Probe
 from harnessgym.grading.matching import same
 from harnessgym.grading.runners.encoding import decode, encode
 from harnessgym.sandbox import ExecResult

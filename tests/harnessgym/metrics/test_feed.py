@@ -4,9 +4,8 @@ import time
 
 import pytest
 
-from harnessgym.metrics.feed import SinkFeed, feeding, merged
+from harnessgym.metrics.feed import SinkFeed, SinkStatus, SinkStatuses, feeding, merged, standings
 from harnessgym.metrics.lines import append
-from harnessgym.metrics.run_status import SinkStatus, SinkStatuses, standings
 from harnessgym.metrics.sink import SinkPlace
 from harnessgym.run_folder import RunFolder
 

@@ -3,7 +3,7 @@ import subprocess
 import sys
 import time
 
-from harnessgym.metrics.processors import Processors
+from harnessgym.metrics.window import Processors
 from harnessgym.process import identify
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harnessgym.metrics.run_status import SinkStatus, SinkStatuses, standings
+from harnessgym.metrics.feed import SinkStatus, SinkStatuses, standings
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"a": 1}', '{"a": {"stride": 1}}', "null"])

@@ -3,7 +3,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.metrics.staleness_counts import StalenessCounts
+from harnessgym.metrics.window import StalenessCounts
 from harnessgym.store.recent import TrainedTokens
 
 

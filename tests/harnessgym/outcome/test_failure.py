@@ -23,11 +23,11 @@ from harnessgym.outcome.failure import (
     Cause,
     Phase,
     RolloutFailed,
+    StopReason,
     cause_of_end,
     cause_of_error,
     cause_of_stop,
 )
-from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.sandbox import ExecResult
 
 PHASES = Phase.__args__

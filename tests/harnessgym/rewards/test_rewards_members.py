@@ -7,7 +7,7 @@ import pytest
 
 from harnessgym.config import validate
 from harnessgym.errors import ConfigError, RewardError
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.reward import RewardContext, Score, make_rewards, rescore, score_all
 from harnessgym.rewards.command import scores_of
 from harnessgym.rewards.orchestration import parallelism_speedup

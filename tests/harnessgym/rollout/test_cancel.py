@@ -3,8 +3,7 @@ import time
 import pytest
 from sqlalchemy import select
 
-from harnessgym.outcome.failure import Cause
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import Cause, StopReason
 from harnessgym.process import identify
 from harnessgym.store import rollout_states, rollouts
 from harnessgym.store.rollouts import RolloutOutcome

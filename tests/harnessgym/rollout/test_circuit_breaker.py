@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harnessgym.errors import SandboxError
-from harnessgym.outcome.stop_reason import StopReason
-from harnessgym.rollout.circuit_breaker import CircuitBreaker
+from harnessgym.outcome.failure import StopReason
+from harnessgym.rollout.resource_admission import CircuitBreaker
 from harnessgym.store.rollouts import RolloutOutcome, RolloutRow
 
 ROW = RolloutRow("r", "g", "run", "policy", 0, 0, "pi", 0, "train", "task", {}, 0)

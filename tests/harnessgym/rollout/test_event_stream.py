@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from sqlalchemy import update
 
 from harnessgym.errors import ConfigError
-from harnessgym.outcome.failure import Cause
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import Cause, StopReason
 from harnessgym.rollout.event_stream import EventStream, as_events, parse_event_id, state_as_json
 from harnessgym.store import TraceStore, clock, rollout_states, rollouts, tables
 from harnessgym.store.rollouts import RolloutOutcome

@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from harnessgym.outcome.failure import Cause
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import Cause, StopReason
 from harnessgym.rollout.plan import GroupPlan
 from harnessgym.scheduling.admission import SERVING
 from harnessgym.scheduling.consumption import Candidate, choose

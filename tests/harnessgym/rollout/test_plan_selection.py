@@ -5,7 +5,7 @@ from sqlalchemy import func, select
 
 from harnessgym.errors import ConfigError
 from harnessgym.message import Message, chain_digests, context_digest
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.rollout.plan import GroupPlan
 from harnessgym.scheduling.selection import Pick
 from harnessgym.scheduling.selectors.uniform import UniformSettings

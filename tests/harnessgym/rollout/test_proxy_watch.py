@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from harnessgym.proxy_client import ControlClient
-from harnessgym.rollout.proxy_watch import ProxyWatch
+from harnessgym.rollout.pipeline import ProxyWatch
 from tests.trainers.weights.serving import running
 
 

@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from harnessgym.errors import SandboxError
-from harnessgym.sandboxes.agent.binary import agent_binary, compiler
-from harnessgym.sandboxes.agent.wire import ExecRequest, pack_order
+from harnessgym.sandboxes.agent.wire import ExecRequest, agent_binary, compiler, pack_order
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C compiler")
 

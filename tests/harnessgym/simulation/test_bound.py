@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from harnessgym.config import validate
 from harnessgym.simulation.bound import bound_of
+from harnessgym.simulation.comparison import arm
 from harnessgym.simulation.draws import Draws, WorkTable
 from harnessgym.simulation.settings import SimulationConfig
 from harnessgym.simulation.simulation import Simulation
-from harnessgym.simulation.variants import arm
 
 NOTHING = {"transfer_s": 0, "install_s": 0, "drain_s": 0}
 ONE = {

@@ -9,8 +9,8 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from harnessgym.errors import ConfigError
+from harnessgym.simulation.comparison import arm
 from harnessgym.simulation.simulation import Simulation
-from harnessgym.simulation.variants import arm
 
 EVENTS = 400_000
 """A run of these tests has a tenth of them at most; one that goes on for longer never ends."""

@@ -4,7 +4,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.simulation.ready import ReadyWorkers
+from harnessgym.simulation.fleet import ReadyWorkers
 from harnessgym.simulation.settings import EnginesSection
 from harnessgym.simulation.worker import SimulatedWorker, call_speeds
 

@@ -7,12 +7,11 @@ from sqlalchemy import update
 
 from harnessgym.config import validate
 from harnessgym.errors import ConfigError
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import write_json
-from harnessgym.simulation.comparison import with_recorded
+from harnessgym.simulation.comparison import arm, with_recorded
 from harnessgym.simulation.simulation import Simulation
-from harnessgym.simulation.variants import arm
 from harnessgym.store import TraceStore, rollouts
 from harnessgym.store.durations import RolloutDurations, rollout_durations
 from harnessgym.store.rollouts import RolloutOutcome

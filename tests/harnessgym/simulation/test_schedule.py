@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harnessgym.simulation.bound import rollouts_needed
+from harnessgym.simulation.comparison import arm
 from harnessgym.simulation.draws import WorkTable
 from harnessgym.simulation.pace import Pace
 from harnessgym.simulation.schedule import course_of
 from harnessgym.simulation.simulation import Simulation
-from harnessgym.simulation.variants import arm
 
 NOTHING = {"transfer_s": 0, "install_s": 0, "drain_s": 0}
 

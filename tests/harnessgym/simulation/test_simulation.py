@@ -10,8 +10,8 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from harnessgym.errors import ConfigError, TrainerError
+from harnessgym.simulation.comparison import arm, names
 from harnessgym.simulation.simulation import Simulation
-from harnessgym.simulation.variants import arm, names
 
 
 class Watched(Simulation):

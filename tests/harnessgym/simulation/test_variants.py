@@ -1,7 +1,7 @@
 import pytest
 
 from harnessgym.errors import ConfigError
-from harnessgym.simulation.variants import arm, names
+from harnessgym.simulation.comparison import arm, names
 
 
 def changed(before, after):

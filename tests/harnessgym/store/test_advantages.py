@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import select
 
 from harnessgym.errors import StoreError
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.store import advantages, calls, ledger, new_id, rollouts, sessions
 from harnessgym.store.advantages import AdvantageRange
 from harnessgym.store.calls import CallOutcome, Segment

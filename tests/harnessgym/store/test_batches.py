@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.store import TraceStore, backlog, ledger, policies, rollouts, runs
 from harnessgym.store.ledger import StepRecord, TrainedRollout
 from harnessgym.store.policies import PolicyVersion

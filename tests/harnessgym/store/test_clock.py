@@ -27,7 +27,7 @@ from harnessgym.task import Task
 OTHER_MACHINE = """
 import json, sys, time
 from functools import partial
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.store import TraceStore, heartbeats, leases, rollouts, sessions, workers
 from harnessgym.store.rollouts import RolloutOutcome
 from harnessgym.store.workers import WorkerRow

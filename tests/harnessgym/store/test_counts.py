@@ -3,8 +3,7 @@
 import pytest
 from sqlalchemy import update
 
-from harnessgym.outcome.failure import Cause
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import Cause, StopReason
 from harnessgym.store import TraceStore, calls, counts, policies, rollouts, runs, sessions, tables
 from harnessgym.store.calls import CallIntent, Segment
 from harnessgym.store.durations import RolloutDurations, rollout_durations

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from harnessgym.errors import StoreError
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.store import freezing, removal, rollouts, sessions
 from harnessgym.store.listing import RolloutFilter, newest_rollouts
 from harnessgym.store.rollouts import RolloutOutcome

@@ -24,7 +24,7 @@ TTL_S = 0.6
 TRAINERS = "abcd"
 TRAINER = """
 import random, select, sys, time
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.store import TraceStore, leases, rollouts
 from harnessgym.store.rollouts import RolloutOutcome
 

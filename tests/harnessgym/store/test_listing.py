@@ -2,7 +2,7 @@
 
 import pytest
 
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.store import listing, policies, rollouts, runs, sessions
 from harnessgym.store.listing import RolloutFilter
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome

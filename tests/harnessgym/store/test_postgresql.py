@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import insert, select, text
 
 from harnessgym.errors import StoreError, StoreUnavailable
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.store import TraceStore, policies, rollouts, runs
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.store.tables import groups, leases, workers

@@ -3,8 +3,7 @@ import time
 import pytest
 from sqlalchemy import event, text
 
-from harnessgym.outcome.failure import Cause
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import Cause, StopReason
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore, calls, new_id, policies, recent, rollouts, runs, sessions
 from harnessgym.store.calls import CallIntent, Segment

@@ -2,8 +2,7 @@ import pytest
 from sqlalchemy import select
 
 from harnessgym.errors import StoreError
-from harnessgym.outcome.failure import Cause
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import Cause, StopReason
 from harnessgym.store import TraceStore, policies, requests, rollout_states, rollouts, runs
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.store.tables import rollouts as rollout_table

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select
 
 from harnessgym.errors import StoreError
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.store import agents, calls, events, new_id, rewards, rollouts, sessions
 from harnessgym.store.agents import AgentRow
 from harnessgym.store.calls import CallOutcome, Segment

@@ -4,8 +4,7 @@ import pytest
 from sqlalchemy import select, update
 
 from harnessgym.errors import StoreError
-from harnessgym.outcome.failure import Cause
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import Cause, StopReason
 from harnessgym.store import rollout_states, rollouts, tables
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from tests.harnessgym.store.recorded_runs import begin_run

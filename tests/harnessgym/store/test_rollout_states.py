@@ -3,8 +3,7 @@
 import pytest
 from sqlalchemy import update
 
-from harnessgym.outcome.failure import Cause
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import Cause, StopReason
 from harnessgym.store import rewards, rollout_states, rollouts, tables
 from harnessgym.store.rewards import RewardRow
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome

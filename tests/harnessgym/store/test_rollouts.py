@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from sqlalchemy import select
 
 from harnessgym.errors import StoreError
-from harnessgym.outcome.failure import Cause
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import Cause, StopReason
 from harnessgym.store import TraceStore, policies, rewards, rollouts, runs
 from harnessgym.store.rewards import RewardRow
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome

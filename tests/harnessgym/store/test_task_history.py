@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harnessgym.errors import StoreError
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.store import TraceStore, policies, rollouts, runs
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.store.task_history import Visit, Visits, visits

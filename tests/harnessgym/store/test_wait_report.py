@@ -3,8 +3,7 @@
 import pytest
 from sqlalchemy import insert, update
 
-from harnessgym.outcome.failure import Cause
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import Cause, StopReason
 from harnessgym.store import leases, rollouts, runs, tables, wait_report, workers
 from harnessgym.store.clock import now
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome

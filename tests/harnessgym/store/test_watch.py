@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from sqlalchemy import update
 
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.store import TraceStore, leases, policies, rollouts, runs
 from harnessgym.store.rollouts import RolloutOutcome
 from harnessgym.store.tables import groups

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib import colormaps, image
 
-from harnessgym.supervisor.curve import draw_curve
+from harnessgym.supervisor.summary import draw_curve
 
 SUMMARY = {"eta": 1, "max_staleness": 1, "rollouts": 8}
 SAMPLED, GREEDY = colormaps["tab10"].colors[1:3]

@@ -5,8 +5,7 @@ import pytest
 from harnessgym.config import validate
 from harnessgym.errors import StoreError
 from harnessgym.metrics.lines import append
-from harnessgym.outcome.failure import Cause
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import Cause, StopReason
 from harnessgym.run_config.run import FurtherPolicySection, RunConfig
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.run_identity import record_run

@@ -1,6 +1,6 @@
 import pytest
 
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.run_folder import RunFolder
 from harnessgym.store import TraceStore, policies, rollouts, runs, workers
 from harnessgym.store.policies import PolicyVersion

@@ -5,7 +5,7 @@ import time
 import pytest
 from sqlalchemy import update
 
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.run_folder import RunFolder
 from harnessgym.store import (
     TraceStore,

@@ -6,8 +6,7 @@ import pytest
 
 from harnessgym.cli import train
 from harnessgym.config import validate
-from harnessgym.outcome.failure import Cause
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import Cause, StopReason
 from harnessgym.run_config.run import RunConfig
 from harnessgym.store import TraceStore, policies, rollouts, runs
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome

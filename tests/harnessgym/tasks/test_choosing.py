@@ -4,7 +4,7 @@ import pytest
 
 from harnessgym.errors import ConfigError
 from harnessgym.task import Task
-from harnessgym.tasks.choosing import all_tasks, chosen
+from harnessgym.tasks.source import all_tasks, chosen
 
 
 class Tasks:

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from harnessgym.errors import TaskError
-from harnessgym.tasks.harbor_artifacts import graded
-from harnessgym.tasks.harbor_place import WORKDIR, HarborContainer
+from harnessgym.tasks.harbor_place import WORKDIR, HarborContainer, graded
 from harnessgym.tasks.harbor_table import Artifact
 from harnessgym.tasks.notes import Notes
 

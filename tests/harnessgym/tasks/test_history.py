@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from harnessgym.errors import TaskError
-from harnessgym.tasks.history import past_of
+from harnessgym.tasks.native import past_of
 
 
 @pytest.fixture

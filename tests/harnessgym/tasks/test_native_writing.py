@@ -9,8 +9,7 @@ import pytest
 
 from harnessgym.errors import TaskError
 from harnessgym.task import Limits, Setup, Solution, Task
-from harnessgym.tasks.history import SETUP, STREAM
-from harnessgym.tasks.native import GRADER, read_task
+from harnessgym.tasks.native import GRADER, SETUP, STREAM, read_task
 from harnessgym.tasks.native_writing import NativeWriter
 from harnessgym.tasks.payload import payload_of
 

@@ -3,7 +3,7 @@
 import pytest
 
 from harnessgym.errors import TaskError
-from harnessgym.tasks.substitution import substituted, substituted_all
+from harnessgym.tasks.harbor_place import substituted, substituted_all
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from harnessgym.errors import TaskError
 from harnessgym.grading.log import parser_named
 from harnessgym.grading.patches import new_files
 from harnessgym.grading.verifiers.eval_log import END, START
-from harnessgym.grading.verifiers.eval_script import eval_script
+from harnessgym.grading.verifiers.evaluation import eval_script
 from harnessgym.task import Task
 from harnessgym.tasks.payload import payload_of, task_of
 from harnessgym.tasks.source import notes_of, problems_of, recognised, task_set

@@ -13,9 +13,8 @@ import pytest
 from harnessgym.cli.tasks.run import Lines
 from harnessgym.sandboxes.process import ProcessBackend, ProcessSettings
 from harnessgym.task import Limits
-from harnessgym.tasks.choosing import all_tasks
 from harnessgym.tasks.payload import payload_of
-from harnessgym.tasks.source import task_set
+from harnessgym.tasks.source import all_tasks, task_set
 from harnessgym.validation.baseline import Baseline, BaselineEntry, digest_of
 from tests.harnessgym.rollout.tiny import write_harnesses
 from tests.harnessgym.tasks.conftest import ENV, ONE, write_task

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.store import TraceStore, calls, ledger, new_id, policies, rollouts, runs, sessions
 from harnessgym.store.advantages import AdvantageRange
 from harnessgym.store.calls import CallIntent, CallKind, CallOutcome, CallStatus

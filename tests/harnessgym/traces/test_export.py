@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import insert, update
 
 from harnessgym.errors import ConfigError, StoreError, TraceError
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.registry import names
 from harnessgym.store import new_id, rollouts
 from harnessgym.store.rollouts import RolloutOutcome

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from harnessgym.errors import ConfigError, TaskError
 from harnessgym.task import Limits, Setup, Solution, Task
-from harnessgym.tasks.choosing import named
 from harnessgym.tasks.native import GRADER, read_task
 from harnessgym.tasks.native_writing import NativeWriter
 from harnessgym.tasks.payload import payload_of
-from harnessgym.tasks.source import task_set
+from harnessgym.tasks.source import named, task_set
 from harnessgym.tasks.writing import convert, folder_name
 from harnessgym.validation.baseline import Baseline, BaselineEntry, baseline_path, digest_of, fitness
 from tests.harnessgym.tasks.conftest import write_task

@@ -12,11 +12,10 @@ from trl.trainer.utils import nanstd
 from tests.trainers.advantages.groups import random_group, rollout, values_by_call
 from trainers.advantages.gae import gae
 from trainers.advantages.gdpo import Gdpo, GdpoSettings
-from trainers.advantages.group_relative import dr_grpo, grpo, rloo
+from trainers.advantages.group_relative import dr_grpo, grpo, mc_grpo, rloo
 from trainers.advantages.hgpo import Hgpo, HgpoSettings
 from trainers.advantages.igpo import Igpo, IgpoSettings
 from trainers.advantages.m_grpo import MGrpo, MGrpoSettings, copies
-from trainers.advantages.mc_grpo import mc_grpo
 from trainers.advantages.ui_s1 import UiS1, UiS1Settings
 
 GROUPS = [(size, seed) for size in (2, 3, 5, 8) for seed in range(25)]

@@ -12,13 +12,13 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from tests.suites.algorithms.losses import ours
 from tests.suites.algorithms.tokens import SEEDS, padded, tokens_of, trl
 from tests.trainers.test_update import make_policy, make_rows
-from trainers.advantages.raw import reward
-from trainers.corrections.averaging import ewma_update
+from trainers.advantages.group_relative import reward
+from trainers.corrections.baseline import step_size
 from trainers.corrections.importance_sampling import icepop, mis, tis
-from trainers.corrections.learning_rate import step_size
 from trainers.corrections.loglinear import loglinear
 from trainers.corrections.masks import geometric, opsm
 from trainers.losses.clipped import ppo
+from trainers.proximal import ewma_update
 from trainers.update import UpdateSettings, make_optimizer, policy_update
 
 

@@ -11,10 +11,9 @@ import torch
 from harnessgym.traces.trajectories import Row
 from tests.suites.algorithms.tokens import SEEDS, shares, tokens_of, trl, value_and_gradient
 from trainers.corrections.importance_sampling import mis
-from trainers.losses.clipped import dppo_tv, gspo, ppo
-from trainers.losses.normalisation import Constant, token_weights
-from trainers.losses.score import cispo, minpro, reinforce
-from trainers.losses.value import value_loss
+from trainers.losses.clipped import cispo, dppo_tv, gspo, minpro, ppo, reinforce
+from trainers.losses.tokens import Constant, token_weights
+from trainers.value_function import value_loss
 
 
 def ours(loss, tokens, by, weights=1.0):

@@ -11,7 +11,7 @@ from typing import Any
 
 from harnessgym.grading.grade import judge
 from harnessgym.harness import Endpoint, Harness, start
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.provisioning import equipment, equipment_of
 from harnessgym.proxy_client import ControlClient
 from harnessgym.run_config.session import SessionOptions

@@ -3,7 +3,7 @@ from concurrent.futures import Future
 import pytest
 
 from harnessgym.errors import PolicyError, UpstreamError
-from trainers.engine.orders import promise
+from trainers.engine.sequence import promise
 
 
 def stopped():

@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainers.peers import SHAPE
-from trainers.engine.rows import SequenceRows
-from trainers.engine.sampler import DRAWS
+from trainers.engine.rows import DRAWS, SequenceRows
 from trainers.policy import PolicyConfig
 
 CONFIG = PolicyConfig.from_hf(SHAPE | {"architectures": ["LlamaForCausalLM"]})

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from harnessgym.registry import load, names
 from tests.suites.algorithms.losses import MEASURES
 from tests.suites.algorithms.tokens import shares, tokens_of
-from trainers.losses.clipped import clipped_surrogate, dppo_tv, gspo, ppo
-from trainers.losses.score import cispo, minpro, reinforce
+from trainers.losses.clipped import cispo, clipped_surrogate, dppo_tv, gspo, minpro, ppo, reinforce
 from trainers.losses.tokens import Tokens
 
 PAIRS = st.lists(st.tuples(st.floats(-2, 2, width=32), st.floats(-3, 3, width=32)), min_size=1, max_size=16)

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from harnessgym.errors import PolicyError, UpstreamError, UpstreamLost
 from harnessgym.store.policies import PolicyVersion
-from trainers.weights.installers.api import EngineApi
-from trainers.weights.installers.staging import INSTALLING, label_of, stage, tidy, version_in
+from trainers.weights.installers.api import INSTALLING, EngineApi, label_of, stage, tidy, version_in
 
 
 class SglangInstaller:

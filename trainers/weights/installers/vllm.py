@@ -19,10 +19,10 @@ from torch import Tensor
 
 from harnessgym.errors import PolicyError, UpstreamError, UpstreamLost
 from harnessgym.store.policies import PolicyVersion
-from trainers.weights.installers.api import EngineApi
-from trainers.weights.installers.staging import (
+from trainers.weights.installers.api import (
     INSTALLING,
     WEIGHTS,
+    EngineApi,
     digests,
     label_of,
     stage,

@@ -4,7 +4,7 @@ import pytest
 
 from harnessgym.cli.traces.filters import of_known_run, selected
 from harnessgym.errors import StoreError
-from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.outcome.failure import StopReason
 from harnessgym.store import TraceStore, policies, rollouts, runs
 from harnessgym.store.listing import RolloutFilter
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome

@@ -7,7 +7,7 @@ import pytest
 from harnessgym.grading.differential.comparison import VersionResults, compare
 from harnessgym.grading.differential.functions import Function
 from harnessgym.grading.differential.inputs import FunctionCall
-from harnessgym.grading.differential.report import Difference
+from harnessgym.grading.differential.suite import Difference
 
 NODE = ast.parse("def f(): ...").body[0]
 F = Function("m.py", ".", "m", "f", 1, NODE)

@@ -8,7 +8,7 @@ import pytest
 
 from harnessgym.errors import SandboxError
 from harnessgym.grading.differential.differential_test import opinion_on, second_opinion
-from harnessgym.grading.differential.report import KEY, Opinion, with_opinion
+from harnessgym.grading.differential.suite import KEY, Opinion, with_opinion
 from harnessgym.sandbox import Equipment
 from harnessgym.task import Grade, Limits, Solution, Task, TaskStep
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harnessgym.grading.differential.probe import Probe, probe, program
+from harnessgym.grading.differential.suite import Probe, probe, program
 from harnessgym.sandbox import ExecResult
 from harnessgym.sandboxes.process import ProcessBackend, ProcessSettings
 from harnessgym.task import Limits

@@ -2,8 +2,15 @@
 
 import json
 
-from harnessgym.grading.differential.report import KEY, Difference, Opinion, with_opinion
-from harnessgym.grading.differential.suite import SuiteResult, is_collected, own_tests
+from harnessgym.grading.differential.suite import (
+    KEY,
+    Difference,
+    Opinion,
+    SuiteResult,
+    is_collected,
+    own_tests,
+    with_opinion,
+)
 from harnessgym.task import Grade
 
 DIFFERENCE = Difference("m.f", "result", "(1)", "1", "2")

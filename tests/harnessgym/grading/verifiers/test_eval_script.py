@@ -7,7 +7,7 @@ import pytest
 from harnessgym.grading.log import is_known
 from harnessgym.grading.patches import new_files
 from harnessgym.grading.verifiers.eval_log import END, START
-from harnessgym.grading.verifiers.eval_script import eval_script, eval_type_of, parser_of
+from harnessgym.grading.verifiers.evaluation import eval_script, eval_type_of, parser_of
 
 PATCH = new_files({"tests/test_a.py": "1\n", "tests/data.json": "{}\n", "tests/b/test_c.py": "1\n"})
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harnessgym.grading.log import LogStatus
-from harnessgym.grading.verifiers.resolution import Expectation, resolution, status_of
+from harnessgym.grading.verifiers.swe_bench import Expectation, resolution, status_of
 
 P, F, E, S, X = LogStatus.PASSED, LogStatus.FAILED, LogStatus.ERROR, LogStatus.SKIPPED, LogStatus.XFAIL
 IDS = st.sampled_from([f"t.py::test_{letter}" for letter in "abcdefgh"])

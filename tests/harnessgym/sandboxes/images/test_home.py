@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harnessgym.errors import ImageError, TaskError
-from harnessgym.sandboxes.images.home import checked_home
-from harnessgym.sandboxes.images.layers import ensure
+from harnessgym.sandboxes.images.layers import checked_home, ensure
 
 docker = pytest.mark.docker
 LOOK = "readlink -f {home}; ls -A /.harnessgym/home; stat -c '%a %U' /.harnessgym"

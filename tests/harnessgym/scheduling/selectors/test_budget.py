@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.scheduling.selectors.budget import BudgetBlock, blocks
+from harnessgym.scheduling.selectors.sizes import BudgetBlock, blocks
 from tests.harnessgym.scheduling.selectors.visiting import pool, visit
 
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from harnessgym.scheduling.selection import Visit
 from harnessgym.scheduling.selectors.dars import further
 from harnessgym.scheduling.selectors.dart import count
-from harnessgym.scheduling.selectors.difficulty import beliefs, best
+from harnessgym.scheduling.selectors.difficulty import beliefs, best, digamma, log_beta, log_gamma, t_quantile
 from harnessgym.scheduling.selectors.gdro import allot, moved, weights
 from harnessgym.scheduling.selectors.insight import information, score
-from harnessgym.scheduling.selectors.special_functions import digamma, log_beta, log_gamma, t_quantile
 from harnessgym.scheduling.selectors.uniform import in_turn
 from harnessgym.scheduling.selectors.vade import information_gain
 from harnessgym.scheduling.selectors.xrpo import half_width

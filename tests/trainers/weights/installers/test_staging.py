@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 from harnessgym.errors import UpstreamError
 from harnessgym.store.policies import PolicyVersion
-from trainers.weights.installers.staging import (
+from trainers.weights.installers.api import (
     INSTALLING,
     WEIGHTS,
     digests,

@@ -11,8 +11,7 @@ from tests.trainers.test_trained_policy import ADVANTAGES, as_leader
 from tests.trainers.test_update import make_policy, make_rows
 from tests.trainers.together import together
 from trainers.policy import token_logprobs
-from trainers.proximal.average import MovingAverage
-from trainers.proximal.proximal import copies
+from trainers.proximal import MovingAverage, copies
 from trainers.trained_policy import TrainedPolicy
 from trainers.update import UpdateMetrics, UpdateSettings
 from trainers.update_settings import Ewma

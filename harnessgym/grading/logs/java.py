@@ -1,10 +1,42 @@
-"""Maven, which prints little about tests that pass. So there are four parsers, those that datasets use."""
+"""Java's runners: Maven, JUnit XML and Gradle.
+
+Maven prints little about tests that pass. So there are four parsers, those that datasets use. JUnit XML may be
+anywhere in a log, even broken: `<testcase classname="A" name="b">` is the test `A b`. Its parser looks for tags
+and does not parse XML, because logs put other text around and between documents. Gradle with test logging prints
+`Class > method PASSED`; other output may separate the name from the status.
+"""
 
 import re
 from collections import deque
 
 from harnessgym.grading.log import LogStatus, Statuses, lines_of
-from harnessgym.grading.logs.junit import junit
+
+_OPEN = re.compile(r"<testcase\b([^<>]*)>")
+_ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
+_CLOSE = "</testcase>"
+_WINDOW = 4_096
+"""Characters to search after an opening tag that is never closed."""
+_TAGS = {"<failure": LogStatus.FAILED, "<error": LogStatus.ERROR, "<skipped": LogStatus.SKIPPED}
+
+
+def junit(log: str) -> Statuses:
+    """Parses every `testcase`. The id of a test without a class is its name alone."""
+    found: Statuses = {}
+    at = 0
+    while (match := _OPEN.search(log, at)) is not None:
+        at = match.end()
+        attributes = dict(_ATTRIBUTE.findall(match[1]))
+        if not (name := attributes.get("name")):
+            continue
+        inside = ""
+        if not match[1].rstrip().endswith("/"):
+            closed = log.find(_CLOSE, at)
+            inside = log[at : closed if closed >= 0 else at + _WINDOW]
+            at = closed + len(_CLOSE) if closed >= 0 else at
+        status = next((status for tag, status in _TAGS.items() if tag in inside), LogStatus.PASSED)
+        found[f"{attributes.get('classname', '')} {name}".strip()] = status
+    return found
+
 
 _ASKED = re.compile(r".*-Dtest=(\S+)")
 _BUILT = re.compile(r".*BUILD (SUCCESS|FAILURE)$")
@@ -92,3 +124,25 @@ def _of_counts(match: re.Match[str]) -> LogStatus:
     if failures or errors:
         return LogStatus.FAILED
     return LogStatus.SKIPPED if skipped else LogStatus.PASSED
+
+
+_LINE = re.compile(r"(?P<name>[^>].+?)\s+(?P<word>PASSED|FAILED)(?:\s+\(\d+(?:\.\d+)?s\))?$")
+_NAME = re.compile(r"[^>]\S*\s+>\s+\S+$")
+_WORDS = {"PASSED": LogStatus.PASSED, "FAILED": LogStatus.FAILED}
+
+
+def gradle(log: str) -> Statuses:
+    """Parses the log. Skipped tests are left out.
+
+    A status alone on a line belongs to the last name that was alone on a line.
+    """
+    found: Statuses = {}
+    waiting = None
+    for line in map(str.strip, lines_of(log)):
+        if match := _LINE.match(line):
+            found[match["name"]], waiting = _WORDS[match["word"]], None
+        elif _NAME.match(line):
+            waiting = line
+        elif waiting is not None and line in _WORDS:
+            found[waiting], waiting = _WORDS[line], None
+    return found

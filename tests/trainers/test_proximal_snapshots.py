@@ -8,15 +8,14 @@ import torch
 
 from harnessgym.errors import TrainerError
 from harnessgym.store import TraceStore
-from tests.trainers.proximal.test_average import told
 from tests.trainers.recorded_run import learner_of, make_run, record_groups, save_model
+from tests.trainers.test_proximal_average import told
 from tests.trainers.test_trained_policy import ADVANTAGES
 from tests.trainers.test_update import make_rows
 from tests.trainers.together import together
 from trainers.policy import token_logprobs
 from trainers.policy_weights import load_policy, load_weights
-from trainers.proximal.proximal import copies
-from trainers.proximal.snapshots import Snapshots
+from trainers.proximal import Snapshots, copies
 from trainers.trained_policy import TrainedPolicy
 from trainers.update import UpdateSettings
 from trainers.weights.chain import read_version
