@@ -43,9 +43,9 @@ from harnessgym.registry import load
 from harnessgym.run_config.run import RewardSection, RunConfig
 from harnessgym.sandbox import Sandbox
 from harnessgym.store import TraceStore, rewards
+from harnessgym.store.facts import rollout_of, run_config_of
 from harnessgym.store.rewards import TOTAL, RewardRow, RewardUnit
 from harnessgym.task import Task
-from harnessgym.traces.facts import rollout_of, run_config_of
 from harnessgym.traces.graph import Graph, graph
 from harnessgym.traces.transcript import Transcript, transcript
 

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from harnessgym.store.body_parts import LISTS, BaseBody, SplitBody, split_body, text_hash
+from harnessgym.store.bodies import LISTS, BaseBody, SplitBody, split_body, text_hash
 from proxies import strict_json
 
 T = TypeVar("T")

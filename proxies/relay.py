@@ -18,7 +18,7 @@ from harnessgym.errors import HarnessGymError, StoreError, StoreUnavailable, Ups
 from harnessgym.harness import SideCallRule
 from harnessgym.message import Message, Sampling, context_digest
 from harnessgym.store.agents import AgentRow
-from harnessgym.store.body_parts import split_body
+from harnessgym.store.bodies import split_body
 from harnessgym.store.calls import CallIntent, CallOutcome, CallStatus, RecordedCall, Segment
 from harnessgym.store.tables import new_id
 from harnessgym.tokens import TokenArray, hash_ids, spans_of

@@ -1,4 +1,4 @@
-"""The SQL of HarnessGym, but for the queries that `harnessgym.traces` still has (see tests/layout.toml).
+"""The SQL of HarnessGym: all of it, which a test of the layout holds.
 
 `TraceStore` runs functions that take a connection. The other modules of this package hold those functions,
 one module per noun.

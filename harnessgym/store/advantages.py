@@ -6,11 +6,12 @@ it.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, Select, insert, select
 
 from harnessgym.store.prepared import Prepared
-from harnessgym.store.tables import advantages, calls, new_id, trained
+from harnessgym.store.tables import advantages, calls, new_id, rollouts, trained
 
 _AT_ONCE = 5_000
 """Maximum number of calls in one query; databases limit the parameters of a statement."""
@@ -38,6 +39,18 @@ class StoredAdvantage:
     step: int
     version: int
     """The policy version that the step published."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentAdvantage:
+    """A range of a segment and the ledger row of its step."""
+
+    rollout_id: str
+    trained_id: str
+    segment_id: str
+    start: int
+    end: int
+    value: float
 
 
 def add(conn: Connection, by_trained: Mapping[str, Sequence[AdvantageRange]]) -> None:
@@ -80,6 +93,23 @@ def of_rollout(conn: Connection, rollout_id: str) -> list[StoredAdvantage]:
     )
     ordered = query.order_by(trained.c.version, calls.c.created_at, calls.c.id, advantages.c.start)
     return [StoredAdvantage(**row) for row in conn.execute(ordered).mappings()]
+
+
+def of_run(conn: Connection, run_id: str) -> list[SegmentAdvantage]:
+    """Return the advantages of all rollouts of a run. Includes orphaned steps."""
+    query = _of_segments().join(rollouts, rollouts.c.id == trained.c.rollout_id)
+    return [SegmentAdvantage(*row) for row in conn.execute(query.where(rollouts.c.run_id == run_id))]
+
+
+def of_trainings(conn: Connection, trained_ids: Sequence[str]) -> list[SegmentAdvantage]:
+    """Return the advantages of some rows of the ledger, in order of their starts."""
+    query = _of_segments().where(advantages.c.trained_id.in_(trained_ids)).order_by(advantages.c.start)
+    return [SegmentAdvantage(*row) for row in conn.execute(query)]
+
+
+def _of_segments() -> Select[Any]:
+    columns = [advantages.c[name] for name in SegmentAdvantage.__dataclass_fields__ if name in advantages.c]
+    return select(trained.c.rollout_id, *columns).join(trained, trained.c.id == advantages.c.trained_id)
 
 
 def _segments(conn: Connection, call_ids: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, bindparam, insert, or_, select, update
 from harnessgym.errors import StoreError
 from harnessgym.outcome.engine_silence import CallSilence
 from harnessgym.store import bodies
-from harnessgym.store.body_parts import SplitBody
+from harnessgym.store.bodies import SplitBody
 from harnessgym.store.owned_rows import parents_first
 from harnessgym.store.prepared import Prepared
 from harnessgym.store.tables import calls, segments

@@ -7,7 +7,7 @@ before or after it replays the step from its checkpoint.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, Select, func, insert, select, update
+from sqlalchemy import Connection, Select, delete, func, insert, select, update
 
 from harnessgym.store import advantages, policies, rollouts, runs
 from harnessgym.store.advantages import AdvantageRange
@@ -17,6 +17,8 @@ from harnessgym.store.tables import calls, exclusions, groups, new_id, policy_ve
 from harnessgym.store.tables import policies as policies_table
 from harnessgym.store.tables import rollouts as rollouts_table
 
+RUN_ENDED = "run_ended"
+"""Why tokens are excluded that no step had trained at the end of their run."""
 _made = (policy_versions.c.policy_id == trained.c.policy_id) & (
     policy_versions.c.version == trained.c.version
 )
@@ -158,6 +160,14 @@ def trained_into(conn: Connection, policy_id: str, versions: Sequence[int]) -> l
     return [TrainedGroup(*row) for row in conn.execute(query)]
 
 
+def latest_training(conn: Connection, rollout_id: str) -> dict[str, str]:
+    """Return the id of a rollout's latest ledger row by policy. Steps into orphaned versions do not count."""
+    counts = (trained.c.rollout_id == rollout_id, ~policy_versions.c.orphaned)
+    query = select(trained.c.policy_id, trained.c.id).join(policy_versions, _made).where(*counts)
+    # In order of steps, so that the latest one of a policy overwrites those before it.
+    return {row.policy_id: row.id for row in conn.execute(query.order_by(trained.c.step, trained.c.id))}
+
+
 def _others(conn: Connection, policy_id: str) -> set[str]:
     """Return the run's other policies, and lock the run if there are any."""
     run_id = conn.execute(
@@ -178,13 +188,10 @@ def _awaited(conn: Connection, others: set[str], group_id: str) -> bool:
     """Return whether one of the other policies has yet to train on a group. Orphaned steps do not count."""
     if not others:
         return False
-    same = (policy_versions.c.policy_id == trained.c.policy_id) & (
-        policy_versions.c.version == trained.c.version
-    )
     done = (
         select(trained.c.policy_id)
         .join(rollouts_table, rollouts_table.c.id == trained.c.rollout_id)
-        .join(policy_versions, same)
+        .join(policy_versions, _made)
         .where(rollouts_table.c.group_id == group_id, ~policy_versions.c.orphaned)
         .distinct()
     )
@@ -196,6 +203,14 @@ def exclude_tokens(conn: Connection, items: Sequence[ExcludedTokens]) -> None:
     for item in items:
         values = {name: getattr(item, name) for name in ExcludedTokens.__dataclass_fields__}
         conn.execute(insert_into(conn)(exclusions).values(id=new_id(), **values).on_conflict_do_nothing())
+
+
+def readmit_rest(conn: Connection, run_id: str, reason: str = RUN_ENDED) -> None:
+    """Remove the exclusions with a reason from groups that may still be trained, because the run continues."""
+    waiting = (groups.c.run_id == run_id) & groups.c.state.in_(("open", "complete"))
+    of_groups = select(rollouts_table.c.id).join(groups, groups.c.id == rollouts_table.c.group_id)
+    rest = (exclusions.c.reason == reason) & exclusions.c.rollout_id.in_(of_groups.where(waiting))
+    conn.execute(delete(exclusions).where(rest))
 
 
 def steps(conn: Connection, policy_id: str) -> list[int]:

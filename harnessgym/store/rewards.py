@@ -27,10 +27,11 @@ cannot be trained on: a missing reward is not 0.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from sqlalchemy import Column, Connection, Table, insert, select
+from sqlalchemy import Column, Connection, Table, bindparam, insert, select
 
 from harnessgym.errors import StoreError
 from harnessgym.store.tables import agents, calls, events, new_id, rewards, rollouts
@@ -118,6 +119,16 @@ def of_rollout(conn: Connection, rollout_id: str) -> list[RewardRow]:
     return [RewardRow(**row) for row in conn.execute(query).mappings()]
 
 
+def by_unit(
+    conn: Connection, rollout_id: str, units: Sequence[RewardUnit]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the values of a rollout's rewards by unit, target and channel; every one of `units` is a key."""
+    out: dict[str, dict[str, dict[str, float]]] = {unit: {} for unit in units}
+    for unit, target, channel, value in conn.execute(_VALUES, {"rollout": rollout_id, "units": units}):
+        out[unit].setdefault(target, {})[channel] = value
+    return out
+
+
 def channels(conn: Connection, run_id: str, unit: RewardUnit) -> tuple[str, ...]:
     """Return the channels under which units of this kind have rewards in a run, sorted."""
     query = select(rewards.c.channel).distinct().join(rollouts, rollouts.c.id == rewards.c.rollout_id)
@@ -175,3 +186,8 @@ def _row(
     """Return a column of one of the rollout's rows (by default the id); None if there is no such row."""
     query = select(table.c.id if column is None else column).where(table.c.id == row_id)
     return conn.execute(query.where(table.c.rollout_id == reward.rollout_id)).scalar()
+
+
+_VALUES = select(rewards.c.unit, rewards.c.target, rewards.c.channel, rewards.c.value).where(
+    rewards.c.rollout_id == bindparam("rollout"), rewards.c.unit.in_(bindparam("units", expanding=True))
+)

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from harnessgym.harness import Endpoint
 from harnessgym.store import TraceStore, ledger, policies
-from harnessgym.traces.stored_bodies import StoredBodies
+from harnessgym.store.bodies import StoredBodies
 
 _ROLLOUTS = 8
 """Number of rollouts per step whose requests are searched for model names."""

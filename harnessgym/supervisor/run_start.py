@@ -18,10 +18,9 @@ from harnessgym.rollout.plan import EVALUATIONS
 from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.run_identity import enter_run, find_run, forget_processes, has_begun, record_run
-from harnessgym.store import TraceStore, policies, rollouts, runs
+from harnessgym.store import TraceStore, ledger, policies, rollouts, runs
 from harnessgym.store.runs import RunRow, RunStatus
 from harnessgym.supervisor.preparation import NOTHING_TO_EXTEND, Notify, essence, refuse_changes, resolved
-from harnessgym.traces.token_accounting import readmit_rest
 
 Kind: TypeAlias = Literal["starts", "continues", "extends", "finished"]
 _RESULTS = ("summary.json", "curve.png")
@@ -165,7 +164,7 @@ def _extend(conn: Connection, run: RunRow, config: RunConfig, before: int) -> No
     runs.lock(conn, run.id)
     for purpose in EVALUATIONS["evaluating_after"]:
         rollouts.retire(conn, run.id, purpose, f"{purpose}@{before}")
-    readmit_rest(conn, run.id)
+    ledger.readmit_rest(conn, run.id)
     runs.set_config(conn, run.id, config.model_dump(mode="json"))
     if run.status in ("evaluating_after", "done"):
         runs.set_status(conn, run.id, "training")

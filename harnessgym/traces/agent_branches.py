@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harnessgym.traces.facts import AgentFacts, CallFacts
+from harnessgym.store.facts import AgentFacts, CallFacts
 from harnessgym.traces.graph import Graph, GraphEvent
 
 _SIDE = ("side", "count")

@@ -10,16 +10,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from harnessgym.errors import ConfigError, HarnessGymError
 from harnessgym.message import Message, ToolCall
 from harnessgym.registry import load
-from harnessgym.store import policies
-from harnessgym.store.tables import calls, segments
-from harnessgym.tokens import IdArray, widen_ids
-from harnessgym.traces.facts import CallFacts, RolloutFacts, run_config_of
-from harnessgym.traces.stored_bodies import StoredBodies
+from harnessgym.store import policies, rollout_tokens
+from harnessgym.store.bodies import StoredBodies
+from harnessgym.store.facts import CallFacts, RolloutFacts, run_config_of
+from harnessgym.tokens import IdArray
 
 AnswerSource = Literal["tokens", "body", "replay"]
 """tokens: decoded from the sampled tokens. body: the answer that the outside model sent. replay: the answer
@@ -108,17 +107,9 @@ class CallCompletions:
     @classmethod
     def load(cls, conn: Connection, rollout: RolloutFacts, languages: Languages) -> "CallCompletions":
         """Read a rollout's sampled tokens, its stored answers and the languages of its policies."""
-        sampled = select(segments.c.id, segments.c.length, segments.c.ids)
-        sampled = sampled.join(calls, calls.c.completion_segment == segments.c.id).where(
-            calls.c.rollout_id == rollout.id
-        )
-        ids = {row.id: widen_ids(row.ids, row.length, row.id) for row in conn.execute(sampled)}
-        asked = (
-            conn.execute(select(calls.c.policy_id).where(calls.c.rollout_id == rollout.id).distinct())
-            .scalars()
-            .all()
-        )
-        known = {policy_id: languages.of_rollout(conn, rollout, policy_id) for policy_id in {None, *asked}}
+        ids = rollout_tokens.completions_of(conn, rollout.id)
+        called = rollout_tokens.policies_called(conn, rollout.id)
+        known = {policy_id: languages.of_rollout(conn, rollout, policy_id) for policy_id in {None, *called}}
         return cls(known, ids, StoredBodies.load(conn, rollout.id, "answer"))
 
     def of_call(self, call: CallFacts, *, id_prefix: str, tools: bool, raw: bool) -> ReadAnswer:

@@ -13,15 +13,16 @@ Source of both: NVIDIA-NeMo/ProRL-Agent-Server (Polar, arXiv 2605.24220), `traje
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from harnessgym.errors import TraceError
-from harnessgym.store.tables import calls, segments, sessions
-from harnessgym.tokens import IdArray, hash_ids, widen_ids
+from harnessgym.store import rollout_tokens
+from harnessgym.store.rollout_tokens import SegmentTokens
+from harnessgym.tokens import IdArray, hash_ids
 from harnessgym.traces.trajectories import Trajectory
 
 
@@ -83,23 +84,19 @@ def sampled_calls(conn: Connection, rollout_id: str, trajectory: Trajectory) -> 
     Prompts are rebuilt from their segments. Raises `TraceError` if a rebuilt prompt is not what the upstream
     client put on the wire.
     """
-    names = ("id", "prompt_len", "prompt_hash", "prompt_segment", "completion_segment", "finish_reason")
-    query = select(*(calls.c[name] for name in names)).join(sessions, sessions.c.id == calls.c.session_id)
-    query = query.where(
-        calls.c.rollout_id == rollout_id, calls.c.completion_segment.is_not(None), calls.c.completion_len > 0
-    )
     excluded = {item.call_id for item in trajectory.exclusions}
-    parts = _segments(conn, rollout_id)
+    segments = rollout_tokens.segments_of(conn, rollout_id)
     out = []
-    for row in conn.execute(query.order_by(sessions.c.created_at, sessions.c.id, calls.c.ordinal)):
-        if row.id in excluded:
+    for call in rollout_tokens.calls_of(conn, rollout_id):
+        if call.completion_segment is None or not call.completion_len or call.id in excluded:
             continue
-        prompt = _path(parts, row.prompt_segment)
-        if (len(prompt), hash_ids(prompt.tolist())) != (row.prompt_len, row.prompt_hash):
+        prompt = _path(segments, call.prompt_segment)
+        if (len(prompt), hash_ids(prompt.tolist())) != (call.prompt_len, call.prompt_hash):
             raise TraceError(
-                f"Call {row.id}: its {len(prompt)} rebuilt prompt tokens are not what the engine was given."
+                f"Call {call.id}: its {len(prompt)} rebuilt prompt tokens are not what the engine was given."
             )
-        out.append(SampledCall(row.id, prompt, parts[row.completion_segment][1], row.finish_reason == "stop"))
+        completion = segments[call.completion_segment].ids
+        out.append(SampledCall(call.id, prompt, completion, call.finish_reason == "stop"))
     return out
 
 
@@ -196,19 +193,11 @@ def _is_prefix(short: IdArray, long: IdArray) -> bool:
     return len(short) <= len(long) and np.array_equal(short, long[: len(short)])
 
 
-def _segments(conn: Connection, rollout_id: str) -> dict[str, tuple[str | None, IdArray]]:
-    """Return parent and token ids by segment id."""
-    query = select(segments.c.id, segments.c.parent_id, segments.c.length, segments.c.ids)
-    query = query.join(sessions, sessions.c.id == segments.c.session_id).where(
-        sessions.c.rollout_id == rollout_id
-    )
-    return {row.id: (row.parent_id, widen_ids(row.ids, row.length, row.id)) for row in conn.execute(query)}
-
-
-def _path(parts: dict[str, tuple[str | None, IdArray]], segment_id: str) -> IdArray:
+def _path(segments: Mapping[str, SegmentTokens], segment_id: str) -> IdArray:
+    """Return all tokens from the root through a segment."""
     pieces: list[IdArray] = []
     at: str | None = segment_id
     while at is not None:
-        at, ids = parts[at]
-        pieces.append(ids)
+        pieces.append(segments[at].ids)
+        at = segments[at].parent_id
     return np.concatenate(pieces[::-1])

@@ -15,17 +15,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, Protocol
 
-from sqlalchemy import select
-
 from harnessgym.errors import ConfigError
 from harnessgym.registry import load
-from harnessgym.store import TraceStore, calls, policies, sessions
+from harnessgym.store import TraceStore, advantages, calls, ledger, policies, sessions
 from harnessgym.store.calls import Segment
+from harnessgym.store.facts import CallFacts, RolloutFacts, group_rewards_of, rollout_of
 from harnessgym.store.rewards import TOTAL
-from harnessgym.store.tables import advantages, policy_versions, trained
 from harnessgym.tokens import TokenIds
 from harnessgym.traces.completions import Languages
-from harnessgym.traces.facts import CallFacts, RolloutFacts, group_rewards_of, rollout_of
 from harnessgym.traces.graph import Graph, graph
 from harnessgym.traces.trajectories import Trajectory, rows_of
 from harnessgym.traces.transcript import Transcript, transcript
@@ -118,23 +115,15 @@ class TracedRollout:
     @cached_property
     def trained_by(self) -> dict[str, str]:
         """Id of the latest ledger row by policy. Steps into orphaned versions do not count."""
-        made = (policy_versions.c.policy_id == trained.c.policy_id) & (
-            policy_versions.c.version == trained.c.version
-        )
-        counts = (trained.c.rollout_id == self.id, ~policy_versions.c.orphaned)
-        steps = select(trained.c.policy_id, trained.c.id).join(policy_versions, made).where(*counts)
-        # In order of steps, so that the latest one of a policy overwrites those before it.
-        found = self.store.read(lambda conn: conn.execute(steps.order_by(trained.c.step, trained.c.id)).all())
-        return {row.policy_id: row.id for row in found}
+        return self.store.read(lambda conn: ledger.latest_training(conn, self.id))
 
     @cached_property
     def advantages(self) -> dict[str, list[tuple[int, int, float]]]:
         """Advantages of each policy's latest training: (start, end, value) by segment id."""
-        columns = [advantages.c[name] for name in ("segment_id", "start", "end", "value")]
-        query = select(*columns).where(advantages.c.trained_id.in_(self.trained_by.values()))
+        ranges = self.store.read(lambda conn: advantages.of_trainings(conn, list(self.trained_by.values())))
         out: dict[str, list[tuple[int, int, float]]] = {}
-        for row in self.store.read(lambda conn: conn.execute(query.order_by(advantages.c.start)).all()):
-            out.setdefault(row.segment_id, []).append((row.start, row.end, row.value))
+        for item in ranges:
+            out.setdefault(item.segment_id, []).append((item.start, item.end, item.value))
         return out
 
 

@@ -4,15 +4,17 @@ Every call is an event of kind `llm_call` whose id is the call's, whether or not
 Temporal edges, between successive calls of one agent, are derived here and not stored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
-from harnessgym.store.tables import edges, events
-from harnessgym.traces.facts import (
+from harnessgym.store import edges, events
+from harnessgym.store.edges import EdgeRow
+from harnessgym.store.events import EventRow
+from harnessgym.store.facts import (
     AgentFacts,
     CallFacts,
     RewardFacts,
@@ -80,11 +82,11 @@ def graph(conn: Connection, rollout_id: str) -> Graph:
     """Read a rollout's graph. Raises `StoreError` if there is no such rollout."""
     rollout = rollout_of(conn, rollout_id)
     calls = calls_of(conn, rollout_id)
-    known = {event.id: event for event in _events(conn, rollout_id)}
+    known = {row.id: _event(row) for row in events.of_rollout(conn, rollout_id)}
     for call in calls:
         known.setdefault(call.id, _call_event(call))
     ordered = tuple(sorted(known.values(), key=lambda event: (event.t, event.id)))
-    stored = _edges(conn, rollout_id)
+    stored = _edges(edges.of_rollout(conn, rollout_id))
     derived = [edge for edge in _temporal(ordered) if (edge.kind, edge.source, edge.target) not in stored]
     joined = sorted((*stored.values(), *derived), key=lambda edge: (edge.kind, edge.source, edge.target))
     return Graph(
@@ -97,33 +99,21 @@ def graph(conn: Connection, rollout_id: str) -> Graph:
     )
 
 
-def _events(conn: Connection, rollout_id: str) -> list[GraphEvent]:
-    columns = [events.c[name] for name in GraphEvent.__dataclass_fields__]
-    return [
-        GraphEvent(**row)
-        for row in conn.execute(select(*columns).where(events.c.rollout_id == rollout_id)).mappings()
-    ]
-
-
 def _call_event(call: CallFacts) -> GraphEvent:
     return GraphEvent(
         call.id, "llm_call", call.created_at, call.agent_id, None, call.id, {}, None, None, "proxy", None
     )
 
 
-def _edges(conn: Connection, rollout_id: str) -> dict[tuple[str, str, str], Edge]:
+def _event(row: EventRow) -> GraphEvent:
+    return GraphEvent(**{name: getattr(row, name) for name in GraphEvent.__dataclass_fields__})
+
+
+def _edges(rows: Iterable[EdgeRow]) -> dict[tuple[str, str, str], Edge]:
     """Return the stored edges, of several with equal kind and ends the first."""
-    columns = [
-        edges.c.kind,
-        edges.c.source_event_id,
-        edges.c.target_event_id,
-        edges.c.evidence,
-        edges.c.confidence,
-    ]
-    query = select(*columns).where(edges.c.rollout_id == rollout_id).order_by(edges.c.created_at, edges.c.id)
     out: dict[tuple[str, str, str], Edge] = {}
-    for row in conn.execute(query):
-        edge = Edge(*row)
+    for row in rows:
+        edge = Edge(row.kind, row.source_event_id, row.target_event_id, row.evidence, row.confidence)
         out.setdefault((edge.kind, edge.source, edge.target), edge)
     return out
 

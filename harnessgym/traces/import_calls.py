@@ -7,13 +7,13 @@ from typing import Any, cast
 from harnessgym.errors import TraceError
 from harnessgym.message import Message
 from harnessgym.store import calls
-from harnessgym.store.body_parts import BaseBody, SplitBody, split_body, text_hash
+from harnessgym.store.bodies import BaseBody, SplitBody, split_body, text_hash
 from harnessgym.store.calls import FINISHED, CallIntent, CallKind, CallOutcome, CallStatus, Segment
+from harnessgym.store.import_rows import SOURCE, ImportRows
 from harnessgym.store.tables import new_id
 from harnessgym.tokens import VersionSpan, hash_ids
 from harnessgym.traces.atif.schema import Metrics
 from harnessgym.traces.forest import Attachment, Forest
-from harnessgym.traces.import_rows import SOURCE, ImportRows
 from harnessgym.traces.wire_messages import to_wire
 
 Json = dict[str, Any]

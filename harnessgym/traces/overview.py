@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
-from harnessgym.store.tables import agents, calls, events
+from harnessgym.store import events
+from harnessgym.store.facts import agents_of, calls_of
 from harnessgym.traces.trajectories import rows_of
 
 
@@ -58,32 +59,25 @@ class Overview:
 
 def overview(conn: Connection, rollout_id: str) -> Overview:
     """Return the overview of a rollout. Raises `TraceError` if stored tokens contradict each other."""
-    columns = [calls.c[name] for name in ("protocol", "kind", "side_call", "status", "break_class")]
-    found = conn.execute(select(*columns).where(calls.c.rollout_id == rollout_id)).all()
-    names = conn.execute(
-        select(agents.c.name).where(agents.c.rollout_id == rollout_id).order_by(agents.c.id)
-    ).scalars()
-    refused = conn.execute(
-        select(events.c.attributes).where(
-            events.c.rollout_id == rollout_id, events.c.kind == "refused_request"
-        )
-    ).scalars()
+    calls = calls_of(conn, rollout_id)
+    agents = sorted(agents_of(conn, rollout_id), key=lambda agent: agent.id)
+    refused = events.of_rollout(conn, rollout_id, "refused_request")
     trajectory = rows_of(conn, rollout_id, group_id="")
     excluded: Counter[str] = Counter()
     for item in trajectory.exclusions:
         excluded[item.reason] += item.end - item.start
     return Overview(
-        calls=len(found),
-        by_protocol=Counter(call.protocol for call in found),
-        by_kind=Counter(call.side_call or call.kind for call in found),
-        by_status=Counter(call.status for call in found),
-        agents=tuple(names),
+        calls=len(calls),
+        by_protocol=Counter(call.protocol for call in calls),
+        by_kind=Counter(call.side_call or call.kind for call in calls),
+        by_status=Counter(call.status for call in calls),
+        agents=tuple(agent.name for agent in agents),
         branches=len(trajectory.rows),
         sampled=trajectory.sampled,
         trainable=trajectory.trained,
         excluded=excluded,
-        breaks=Counter(call.break_class for call in found if call.break_class),
-        refused=Counter(attributes["problem"] for attributes in refused),
+        breaks=Counter(call.break_class for call in calls if call.break_class),
+        refused=Counter(event.attributes["problem"] for event in refused),
     )
 
 

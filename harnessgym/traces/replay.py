@@ -18,10 +18,10 @@ from harnessgym.errors import TraceError
 from harnessgym.message import Message, ToolSpec, canonical_json
 from harnessgym.registry import load
 from harnessgym.store import TraceStore, policies
+from harnessgym.store.facts import calls_of, rollout_of
 from harnessgym.tokens import TokenIds
 from harnessgym.traces.completions import Languages
 from harnessgym.traces.difference import difference, without_volatile
-from harnessgym.traces.facts import calls_of, rollout_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from functools import cached_property
 from typing import Any
 
 from harnessgym.errors import StoreError
+from harnessgym.store.facts import CallFacts
 from harnessgym.tokens import versions_of
 from harnessgym.traces.export import TracedRollout
-from harnessgym.traces.facts import CallFacts
 from harnessgym.traces.trajectories import Row
 
 

@@ -5,24 +5,22 @@ it trained in this row?"). There is no prompt/completion split. If branches shar
 one row trains it.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, RowMapping, bindparam, func, select
+from sqlalchemy import Connection
 
 from harnessgym.errors import TraceError
-from harnessgym.store.tables import agents, calls, rewards, rollouts, segments, sessions
+from harnessgym.store import rewards, rollout_tokens
+from harnessgym.store.rollout_tokens import CallTokens, SegmentTokens
 from harnessgym.tokens import (
     FloatArray,
     IdArray,
     VersionSpan,
     hash_ids,
-    unpack_logprobs,
     versions_of,
-    widen_ids,
 )
 
 
@@ -135,42 +133,32 @@ def rows_of(conn: Connection, rollout_id: str, *, group_id: str) -> Trajectory:
     order of the call that they end in, and a shared segment is trained in the first of its rows. Raises
     `TraceError` if stored tokens contradict each other.
     """
-    found = _calls(conn, rollout_id)
-    nodes = _nodes(conn, rollout_id)
+    calls = rollout_tokens.calls_of(conn, rollout_id)
+    nodes = rollout_tokens.segments_of(conn, rollout_id)
     continued = {node.parent_id for node in nodes.values()}
-    owners: dict[str, RowMapping] = {}
-    trained: dict[str, RowMapping] = {}
+    owners: dict[str, CallTokens] = {}
+    trained: dict[str, CallTokens] = {}
     exclusions = []
     sampled = 0
-    for call in found:
+    for call in calls:
         node = _completion(call, nodes)
         if node is None or not len(node.ids):
             continue
         if node.id in owners:
             raise TraceError(
-                f"Calls {owners[node.id]['id']} and {call['id']} claim the same completion segment {node.id}."
+                f"Calls {owners[node.id].id} and {call.id} claim the same completion segment {node.id}."
             )
         sampled, owners[node.id] = sampled + len(node.ids), call
         reason = _exclusion_reason(call, node, continued)
         if reason is None:
             trained[node.id] = call
         else:
-            exclusions.append(Exclusion(call["id"], 0, len(node.ids), reason, call["policy_id"]))
-    by_unit = _rewards(conn, rollout_id)
-    rows = _Rows(rollout_id, group_id, nodes, owners, trained, by_unit["turn"], _places(found)).build()
+            exclusions.append(Exclusion(call.id, 0, len(node.ids), reason, call.policy_id))
+    by_unit = rewards.by_unit(conn, rollout_id, ("rollout", "agent", "turn"))
+    rows = _Rows(rollout_id, group_id, nodes, owners, trained, by_unit["turn"], _places(calls)).build()
     in_rows = sum(int(row.mask.sum()) for row in rows)
     credit = Credit(by_unit["rollout"].get(rollout_id, {}), by_unit["agent"])
-    return Trajectory(tuple(rows), tuple(exclusions), sampled, in_rows, _incomplete(found), credit)
-
-
-@dataclass(frozen=True, slots=True)
-class _Node:
-    """A stored segment."""
-
-    id: str
-    parent_id: str | None
-    ids: IdArray
-    logprobs: FloatArray | None
+    return Trajectory(tuple(rows), tuple(exclusions), sampled, in_rows, _incomplete(calls), credit)
 
 
 @dataclass
@@ -179,10 +167,10 @@ class _Rows:
 
     rollout_id: str
     group_id: str
-    nodes: dict[str, _Node]
-    owners: dict[str, RowMapping]
+    nodes: dict[str, SegmentTokens]
+    owners: dict[str, CallTokens]
     """Maps a completion segment to the call that sampled it."""
-    trained: dict[str, RowMapping]
+    trained: dict[str, CallTokens]
     """The part of `owners` that is trained, in order of recording."""
     rewards: Mapping[str, dict[str, float]]
     """Rewards by call, then by channel."""
@@ -205,8 +193,8 @@ class _Rows:
                 at = self._node(at).parent_id
         return seen
 
-    def _path(self, leaf: str) -> list[_Node]:
-        path: list[_Node] = []
+    def _path(self, leaf: str) -> list[SegmentTokens]:
+        path: list[SegmentTokens] = []
         at: str | None = leaf
         while at is not None:
             path.append(self._node(at))
@@ -215,7 +203,7 @@ class _Rows:
                 raise TraceError(f"Rollout {self.rollout_id}: the segments before {leaf} form a circle.")
         return path[::-1]
 
-    def _node(self, segment_id: str) -> _Node:
+    def _node(self, segment_id: str) -> SegmentTokens:
         try:
             return self.nodes[segment_id]
         except KeyError:
@@ -223,28 +211,28 @@ class _Rows:
                 f"Rollout {self.rollout_id}: segment {segment_id} is referred to, but not stored."
             ) from None
 
-    def _row(self, path: Sequence[_Node]) -> Row:
+    def _row(self, path: Sequence[SegmentTokens]) -> Row:
         ids = np.concatenate([node.ids for node in path])
         mask = np.zeros(len(ids), np.int32)
         logprobs = np.zeros(len(ids), np.float32)
         versions = np.full(len(ids), -1, np.int32)
         turns = list[Turn]()
         start = 0
-        policy_id = self.owners[path[-1].id]["policy_id"]
+        policy_id = self.owners[path[-1].id].policy_id
         for node in path:
             end = start + len(node.ids)
             call = self.owners.get(node.id)
             if call is not None:
                 state = hash_ids(ids[turns[-1].end if turns else 0 : start].tolist())
-                own_rewards = self.rewards.get(call["id"], {})
-                parent = call["parent_agent_id"] or ""
-                place = self.places[call["id"]]
+                own_rewards = self.rewards.get(call.id, {})
+                parent = call.parent_agent_id or ""
+                place = self.places[call.id]
                 turns.append(
-                    Turn(start, end, call["id"], call["agent_id"] or "", state, own_rewards, parent, place)
+                    Turn(start, end, call.id, call.agent_id or "", state, own_rewards, parent, place)
                 )
             # Only the first row with a shared segment trains it; in later rows it is context. So is anything
             # that another policy sampled: its logprobs are not those of the policy trained here.
-            own = call is not None and call["policy_id"] == policy_id
+            own = call is not None and call.policy_id == policy_id
             if call is not None and own and node.id in self.trained and node.id not in self._used:
                 assert node.logprobs is not None
                 self._used.add(node.id)
@@ -255,81 +243,55 @@ class _Rows:
         return Row(self.rollout_id, self.group_id, ids, mask, logprobs, versions, tuple(turns), policy_id)
 
 
-_CALL_COLUMNS = (
-    "id", "session_id", "agent_id", "kind", "status", "completion_len", "completion_segment", "version_spans",
-    "sampling_applied",
-)  # fmt: skip
-
-
-def _calls(conn: Connection, rollout_id: str) -> Sequence[RowMapping]:
-    return conn.execute(_CALLS, {"rollout": rollout_id}).mappings().all()
-
-
-def _places(found: Sequence[RowMapping]) -> dict[str, int]:
+def _places(calls: Sequence[CallTokens]) -> dict[str, int]:
     """Return each call's index in the order in which a rollout's calls began.
 
-    `found` is ordered by session and ordinal. Ids sort by the clock of the proxy that made them, which may
+    `calls` is ordered by session and ordinal. Ids sort by the clock of the proxy that made them, which may
     have been set back. So a call counts as begun no earlier than the previous one of its session: ordinals do
     not depend on a clock.
     """
     latest: dict[str, str] = {}
     began = []
-    for number, call in enumerate(found):
-        session = call["session_id"]
-        latest[session] = max(call["id"], latest.get(session, ""))
-        began.append((latest[session], number, call["id"]))
+    for number, call in enumerate(calls):
+        session = call.session_id
+        latest[session] = max(call.id, latest.get(session, ""))
+        began.append((latest[session], number, call.id))
     return {call_id: place for place, (_, _, call_id) in enumerate(sorted(began))}
 
 
-def _nodes(conn: Connection, rollout_id: str) -> dict[str, _Node]:
-    out = {}
-    for name, parent_id, length, blob, sampled in conn.execute(_SEGMENTS, {"rollout": rollout_id}):
-        logprobs = None if sampled is None else unpack_logprobs(sampled)
-        out[name] = _Node(name, parent_id, widen_ids(blob, length, name), logprobs)
-    return out
-
-
-def _rewards(conn: Connection, rollout_id: str) -> Mapping[str, dict[str, dict[str, float]]]:
-    """Return the rewards by unit, target and channel."""
-    found: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
-    for unit, target, channel, value in conn.execute(_REWARDS, {"rollout": rollout_id}):
-        found[unit][target][channel] = value
-    return found
-
-
-def _completion(call: RowMapping, nodes: dict[str, _Node]) -> _Node | None:
+def _completion(call: CallTokens, nodes: dict[str, SegmentTokens]) -> SegmentTokens | None:
     """Return the segment that a call sampled; None if it has none."""
-    if call["completion_segment"] is None:
+    if call.completion_segment is None:
         return None
-    node = nodes.get(call["completion_segment"])
-    if node is None or len(node.ids) != call["completion_len"]:
+    node = nodes.get(call.completion_segment)
+    if node is None or len(node.ids) != call.completion_len:
         raise TraceError(
-            f"Call {call['id']}: its {call['completion_len']} completion tokens are not stored as such."
+            f"Call {call.id}: its {call.completion_len} completion tokens are not stored as such."
         )
     if node.logprobs is not None and len(node.logprobs) != len(node.ids):
         raise TraceError(
-            f"Call {call['id']}: {len(node.logprobs)} logprobs for {len(node.ids)} completion tokens."
+            f"Call {call.id}: {len(node.logprobs)} logprobs for {len(node.ids)} completion tokens."
         )
     return node
 
 
-def _exclusion_reason(call: RowMapping, node: _Node, continued: set[str | None]) -> str | None:
+def _exclusion_reason(call: CallTokens, node: SegmentTokens, continued: set[str | None]) -> str | None:
     """Return why a call's tokens are not trained; None if they are."""
-    if call["kind"] in ("side", "count"):
+    if call.kind in ("side", "count"):
         return "side_call"
-    if call["status"] in ("aborted", "error"):
-        return str(call["status"])
+    if call.status in ("aborted", "error"):
+        return str(call.status)
     # An answer that another call continues did reach the harness, whatever the delivery status says.
-    if call["status"] == "undelivered" and node.id not in continued:
+    if call.status == "undelivered" and node.id not in continued:
         return "undelivered"
     if node.logprobs is None:
         return "text_only"
-    if _truncates(call["sampling_applied"]):
+    if _truncates(call.sampling):
         return "truncated_sampling"
     return None
 
 
-def _truncates(sampling: dict[str, Any]) -> bool:
+def _truncates(sampling: Mapping[str, Any]) -> bool:
     """Return whether sampling was restricted to some of the tokens.
 
     The policy gradient would need the set of tokens that could be sampled, which is not stored.
@@ -338,36 +300,14 @@ def _truncates(sampling: dict[str, Any]) -> bool:
     return bool(truncated or sampling.get("temperature", 1.0) <= 0.0)
 
 
-def _spans(call: RowMapping) -> list[VersionSpan]:
-    return [VersionSpan(*span) for span in call["version_spans"] or ()]
+def _spans(call: CallTokens) -> list[VersionSpan]:
+    return [VersionSpan(*span) for span in call.version_spans or ()]
 
 
-def _incomplete(found: Sequence[RowMapping]) -> str | None:
-    for call in found:
-        if call["status"] == "intent":
-            return f"call {call['id']} was asked and never finished"
-        if call["status"] == "error" and call["kind"] == "policy":
-            return f"call {call['id']} failed"
+def _incomplete(calls: Sequence[CallTokens]) -> str | None:
+    for call in calls:
+        if call.status == "intent":
+            return f"call {call.id} was asked and never finished"
+        if call.status == "error" and call.kind == "policy":
+            return f"call {call.id} failed"
     return None
-
-
-_CALLS = (
-    select(
-        *(calls.c[name] for name in _CALL_COLUMNS),
-        func.coalesce(calls.c.policy_id, rollouts.c.policy_id).label("policy_id"),
-        agents.c.parent_agent_id,
-    )
-    .join(sessions, sessions.c.id == calls.c.session_id)
-    .outerjoin(agents, agents.c.id == calls.c.agent_id)
-    .join(rollouts, rollouts.c.id == calls.c.rollout_id)
-    .where(calls.c.rollout_id == bindparam("rollout"))
-    .order_by(sessions.c.created_at, sessions.c.id, calls.c.ordinal)
-)
-_SEGMENTS = (
-    select(*(segments.c[name] for name in ("id", "parent_id", "length", "ids", "logprobs")))
-    .join(sessions, sessions.c.id == segments.c.session_id)
-    .where(sessions.c.rollout_id == bindparam("rollout"))
-)
-_REWARDS = select(rewards.c.unit, rewards.c.target, rewards.c.channel, rewards.c.value).where(
-    rewards.c.rollout_id == bindparam("rollout"), rewards.c.unit.in_(("rollout", "agent", "turn"))
-)

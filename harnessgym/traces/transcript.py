@@ -14,10 +14,10 @@ from sqlalchemy import Connection
 
 from harnessgym.message import Message, ToolSpec
 from harnessgym.registry import load
+from harnessgym.store.bodies import StoredBodies
+from harnessgym.store.facts import AgentFacts, CallFacts, RolloutFacts, agents_of, calls_of, rollout_of
 from harnessgym.traces.completions import AnswerSource, CallCompletions, Languages
-from harnessgym.traces.facts import AgentFacts, CallFacts, RolloutFacts, agents_of, calls_of, rollout_of
 from harnessgym.traces.forest import replay_form
-from harnessgym.traces.stored_bodies import StoredBodies
 
 _HELD = 64
 """Conversations of a session that stay in memory. Others are read again if a request continues them."""

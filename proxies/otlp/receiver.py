@@ -26,8 +26,8 @@ from harnessgym.errors import StoreError
 from harnessgym.store import edges, events, sessions
 from harnessgym.store.edges import EdgeRow
 from harnessgym.store.events import EventRow
+from harnessgym.store.facts import CallFacts, agents_of, calls_of
 from harnessgym.store.trace_store import TraceStore
-from harnessgym.traces.facts import CallFacts, agents_of, calls_of
 from proxies.connection import BodyTooLarge, Connection
 from proxies.otlp.conventions import SpanReport, report_of
 from proxies.otlp.record import SOURCE, row_id

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harnessgym.store.body_parts import join_body, split_body
+from harnessgym.store.bodies import join_body, split_body
 from proxies import strict_json
 from proxies.reading import BodyReader, ReadBody, digest_of, split_of
 

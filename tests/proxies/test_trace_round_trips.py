@@ -16,6 +16,7 @@ from harnessgym.harness import SideCallRule
 from harnessgym.run_config.session import SessionOptions
 from harnessgym.store import calls, new_id, sessions
 from harnessgym.store import events as event_rows
+from harnessgym.store.facts import agents_of, calls_of
 from harnessgym.store.tables import events, rewards
 from harnessgym.store.trace_store import TraceStore
 from harnessgym.traces.atif.schema import AtifTrajectory
@@ -23,7 +24,6 @@ from harnessgym.traces.completions import Languages
 from harnessgym.traces.export import TracedRollout, export
 from harnessgym.traces.exports.otel import request
 from harnessgym.traces.exports.trl import samples
-from harnessgym.traces.facts import agents_of, calls_of
 from harnessgym.traces.import_ import import_traces
 from harnessgym.traces.trajectories import rows_of
 from harnessgym.traces.verification.verify import verify

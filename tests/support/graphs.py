@@ -1,6 +1,6 @@
 """Graphs of rollouts made by hand, for what reads graphs and needs no store."""
 
-from harnessgym.traces.facts import AgentFacts, CallFacts, RolloutFacts
+from harnessgym.store.facts import AgentFacts, CallFacts, RolloutFacts
 from harnessgym.traces.graph import Graph, GraphEvent
 
 ROLLOUT = RolloutFacts(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from harnessgym.traces.facts import AgentFacts, CallFacts, RolloutFacts
+    from harnessgym.store.facts import AgentFacts, CallFacts, RolloutFacts
     from harnessgym.traces.graph import Graph
 
 _COLOURS = (

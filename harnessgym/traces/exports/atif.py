@@ -18,11 +18,11 @@ from typing import Any, ClassVar
 
 from harnessgym.errors import TraceError
 from harnessgym.message import Message
+from harnessgym.store.facts import AgentFacts, CallFacts
 from harnessgym.traces.atif import schema
 from harnessgym.traces.atif.content import content_of, tool_calls_of
 from harnessgym.traces.atomic_files import write_documents
 from harnessgym.traces.export import TellsPolicies, TracedRollout
-from harnessgym.traces.facts import AgentFacts, CallFacts
 from harnessgym.traces.transcript import Exchange
 from harnessgym.traces.wire_messages import tools_to_wire
 

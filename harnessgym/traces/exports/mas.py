@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from harnessgym.errors import TraceError
+from harnessgym.store.facts import AgentFacts, CallFacts, RewardFacts
 from harnessgym.traces.atomic_files import write_documents
 from harnessgym.traces.export import TellsPolicies, TracedRollout
-from harnessgym.traces.facts import AgentFacts, CallFacts, RewardFacts
 from harnessgym.traces.graph import Edge, Graph, GraphEvent
 from harnessgym.traces.mas_schema import KINDS, check
 

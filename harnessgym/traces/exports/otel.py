@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from harnessgym.message import Message
+from harnessgym.store.facts import AgentFacts
 from harnessgym.traces.atomic_files import dumped, write_lines
 from harnessgym.traces.export import TellsPolicies, TracedRollout
-from harnessgym.traces.facts import AgentFacts
 from harnessgym.traces.graph import Edge, GraphEvent
 from harnessgym.traces.transcript import Exchange
 from harnessgym.traces.wire_messages import tools_to_wire

@@ -11,9 +11,9 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from harnessgym.store.import_rows import SOURCE, ImportedFacts, ImportRows
 from harnessgym.traces.exports.mas import NOBODY
 from harnessgym.traces.import_ import ImportedRollout
-from harnessgym.traces.import_rows import SOURCE, ImportedFacts, ImportRows
 from harnessgym.traces.mas_schema import check
 
 Json = dict[str, Any]

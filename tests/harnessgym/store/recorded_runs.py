@@ -5,7 +5,7 @@ import random
 from sqlalchemy import select
 
 from harnessgym.store import TraceStore, bodies, policies, runs
-from harnessgym.store.body_parts import BaseBody, SplitBody, split_body
+from harnessgym.store.bodies import BaseBody, SplitBody, split_body
 from harnessgym.store.run_copy import reading
 from harnessgym.store.tables import metadata
 from harnessgym.task import Task

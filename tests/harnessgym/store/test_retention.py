@@ -9,7 +9,7 @@ from sqlalchemy import func, inspect, select, text, update
 
 from harnessgym.errors import StoreError
 from harnessgym.store import bodies, freezing, leases, policies, rewards, rollouts, runs
-from harnessgym.store.body_parts import BaseBody, split_body
+from harnessgym.store.bodies import BaseBody, split_body
 from harnessgym.store.listing import RolloutFilter
 from harnessgym.store.owned_rows import OWNED, owned
 from harnessgym.store.retention import LEASE, Retention, plan, prune

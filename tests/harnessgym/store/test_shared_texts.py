@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import select
 
 from harnessgym.store import bodies, removal, shared_texts, tables
-from harnessgym.store.body_parts import split_body, text_hash
+from harnessgym.store.bodies import split_body, text_hash
 from harnessgym.store.owned_rows import in_portions
 from tests.harnessgym.store.recorded_runs import SYSTEM, begin_run
 
