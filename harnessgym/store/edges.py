@@ -1,6 +1,6 @@
 """Edges between the events of a rollout: how one event led to another.
 
-Edges between successive calls of one agent are never stored; readers derive them.
+Edges between successive calls of one agent are stored only if they carry evidence; readers derive the others.
 """
 
 import time

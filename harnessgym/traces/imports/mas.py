@@ -1,8 +1,8 @@
 """Orchestration traces of the awesome-llm-mas-rl schema: agents, events, edges and rewards.
 
 A trace has no tokens and no texts, so no calls are written. A decision with `x_event: "llm_call"` becomes an
-event of that kind with its token counts. Temporal edges between successive calls of an agent are not stored:
-readers derive them.
+event of that kind with its token counts. A temporal edge between successive calls of an agent is stored only
+if it carries evidence: readers derive the others.
 """
 
 from collections.abc import Iterable
@@ -112,7 +112,8 @@ def _add_edges(rows: ImportRows, document: Json) -> None:
     derived = _derived(document["events"])
     for edge in document["edges"]:
         evidence, confidence = inferred.get((edge["src"], edge["dst"], edge["type"]), (None, None))
-        if edge["type"] != "temporal" or (edge["src"], edge["dst"]) not in derived:
+        plain = evidence is None and confidence is None
+        if not (plain and edge["type"] == "temporal" and (edge["src"], edge["dst"]) in derived):
             rows.edge(edge["type"], rows.name(edge["src"]), rows.name(edge["dst"]), evidence, confidence)
 
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import insert, select
 
@@ -298,9 +298,20 @@ def build(recording, rollout_id: str, happened: list[Json], joins: list[Any], gi
             recording.store.write(lambda conn, table=table, items=items: conn.execute(insert(table), items))
 
 
+def call_at(t: float) -> Json:
+    return {
+        **{"kind": "llm_call", "t": t, "by": 0, "to": -1, "attributes": {}, "source": "proxy"},
+        **{"evidence": None, "confidence": None, "span_id": None},
+    }
+
+
 @needs_jsonschema
 @CHECKS
 @given(st.lists(EVENTS, min_size=1, max_size=8), st.lists(JOINS, max_size=8), REWARDS)
+@example([call_at(1.0), call_at(2.0)], [("temporal", 0, 1, "content", 0.5)], {})
+@example([call_at(1.0), call_at(2.0)], [("temporal", 0, 1, None, 0.5)], {})
+@example([call_at(1.0), call_at(2.0)], [("temporal", 0, 1, "", None)], {})
+@example([call_at(1.0), call_at(2.0)], [("temporal", 0, 1, None, None)], {})
 def test_any_graph_comes_back(recording, other, tmp_path, happened, joins, given):
     _, (rollout_id, _) = recording.group()
     build(recording, rollout_id, happened, joins, given)
