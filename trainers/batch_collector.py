@@ -29,10 +29,10 @@ from harnessgym.scheduling.consumption import (
 )
 from harnessgym.scheduling.staleness import VersionChain
 from harnessgym.store import TraceStore, backlog, policies, rollouts
+from harnessgym.store.backend import StoreWatch
 from harnessgym.store.backlog import BacklogGroup, GivenUp
 from harnessgym.store.ledger import ExcludedTokens
 from harnessgym.store.rollouts import GroupRow
-from harnessgym.store.watch import StoreWatch
 from harnessgym.traces.trajectories import Trajectory, rows_of
 from trainers.batch import LoadedGroup, load_group, loaded, ranges_of
 

@@ -24,8 +24,8 @@ from harnessgym.run_folder import RunFolder
 from harnessgym.run_identity import run_of
 from harnessgym.scheduling.staleness import VersionChain
 from harnessgym.store import TraceStore, ledger, policies
+from harnessgym.store.durations import GroupLength, lengths
 from harnessgym.store.ledger import StepRecord, TrainedGroup, commit_step
-from harnessgym.store.lengths import GroupLength, lengths
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.tokens import IdArray
 from harnessgym.traces.trajectories import Row

@@ -25,7 +25,7 @@ from pydantic import Field
 from harnessgym.config import Config, validate
 from harnessgym.errors import RewardError
 from harnessgym.reward import Need, RewardContext, Score
-from harnessgym.store.question import Row, ask, ask_file
+from harnessgym.store.plain_sql import Row, select_file_rows, select_rows
 from harnessgym.store.rewards import RewardUnit
 
 _TAIL = 500
@@ -120,8 +120,8 @@ class Sql:
         parameters = {"rollout_id": record.rollout_id}
         if record.workspace is not None and self._settings.database:
             path = _inside(record.workspace, self._settings.database)
-            return ask_file(path, query, parameters, self._settings.timeout_s)
-        return record.store.read(lambda conn: ask(conn, query, parameters))
+            return select_file_rows(path, query, parameters, self._settings.timeout_s)
+        return record.store.read(lambda conn: select_rows(conn, query, parameters))
 
     def _score(self, row: Row) -> Score:
         named = row if "value" in row else {"value": next(iter(row.values()), None)}

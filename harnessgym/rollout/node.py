@@ -37,10 +37,10 @@ from harnessgym.run_folder import RunFolder
 from harnessgym.run_identity import run_of
 from harnessgym.sandbox import SandboxBackend
 from harnessgym.sandboxes.relay import SandboxRelay
-from harnessgym.store import TraceStore, backlog, heartbeats, policies, rollouts, runs
+from harnessgym.store import TraceStore, backlog, leases, policies, rollouts, runs
+from harnessgym.store.backend import StoreWatch
 from harnessgym.store.rollouts import RolloutOutcome, RolloutRow
 from harnessgym.store.runs import RunRow
-from harnessgym.store.watch import StoreWatch
 
 _LOG = logging.getLogger("harnessgym.node")
 _IDLE_S = 0.05
@@ -251,13 +251,15 @@ class Node:
         elif time.monotonic() - self._shown > lease / 4:
             self._shown = time.monotonic()
             await self.store.awrite(
-                partial(heartbeats.show, run_id=self.plan.run_id, holder=self.holder, ttl_s=lease)
+                partial(leases.announce_node, run_id=self.plan.run_id, holder=self.holder, ttl_s=lease)
             )
 
     async def _hide(self) -> None:
         if self._shown > -math.inf:
             self._shown = -math.inf
-            await self.store.awrite(partial(heartbeats.leave, run_id=self.plan.run_id, holder=self.holder))
+            await self.store.awrite(
+                partial(leases.withdraw_node, run_id=self.plan.run_id, holder=self.holder)
+            )
 
     async def _status(self) -> str:
         run = await self.store.aread(partial(runs.get, run_id=self.plan.run_id))

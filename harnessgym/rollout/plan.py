@@ -12,7 +12,7 @@ from harnessgym.run_config.run import RunConfig
 from harnessgym.scheduling.admission import SERVING, Admission, groups_holding, serving_step
 from harnessgym.scheduling.selection import SelectionPool, Selector, make_selector
 from harnessgym.scheduling.staleness import VersionChain
-from harnessgym.store import backlog, heartbeats, policies, rollouts, runs, task_history, workers
+from harnessgym.store import backlog, leases, policies, rollouts, runs, task_history, workers
 from harnessgym.store.rollouts import GroupSpec
 from harnessgym.store.task_history import Visits
 from harnessgym.store.workers import WorkerRow
@@ -92,7 +92,7 @@ class GroupPlan:
         served, versions = standing
         states = rollouts.group_states(conn, self.run_id, "train")
         submitted = sum(count for state, count in states.items() if state != "dropped")
-        places = self.config.node.in_flight * max(1, heartbeats.nodes(conn, self.run_id))
+        places = self.config.node.in_flight * max(1, leases.nodes(conn, self.run_id))
         admission = Admission(
             max_staleness=options.max_staleness,
             groups_per_batch=options.groups_per_step,

@@ -1,6 +1,7 @@
-"""What finished rollouts took: tokens per call, seconds between calls, seconds of grading.
+"""What finished rollouts took: tokens per call, seconds between calls, seconds of grading, tokens per group.
 
-Simulations use these to behave like a recorded run.
+Simulations use the durations to behave like a recorded run. The learner compares the lengths of trained
+rollouts with those of all that ended; the former may be shorter.
 """
 
 from collections.abc import Iterator
@@ -8,9 +9,9 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
-from harnessgym.store.tables import calls, rollouts
+from harnessgym.store.tables import calls, groups, rollouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,18 @@ class RolloutDurations:
     between_s: tuple[float, ...]
     """Seconds from a call's answer to the next call."""
     grading_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLength:
+    """The graded rollouts of a group and their tokens."""
+
+    id: str
+    ordinal: int
+    state: str
+    rollouts: int
+    tokens: int
+    """Sampled by all these rollouts."""
 
 
 def rollout_durations(conn: Connection, run_id: str) -> list[RolloutDurations]:
@@ -42,6 +55,40 @@ def rollout_durations(conn: Connection, run_id: str) -> list[RolloutDurations]:
         query.where(finished, calls.c.completion_len > 0).order_by(calls.c.rollout_id, calls.c.created_at)
     )
     return list(_of_each(rows.mappings()))
+
+
+def lengths(conn: Connection, run_id: str, first: int) -> list[GroupLength]:
+    """Return the training groups from the ordinal `first` on, in order of submission."""
+    sampled = (
+        select(
+            rollouts.c.group_id,
+            rollouts.c.id,
+            func.coalesce(func.sum(calls.c.completion_len), 0).label("tokens"),
+        )
+        .join(groups, groups.c.id == rollouts.c.group_id)
+        .outerjoin(calls, calls.c.rollout_id == rollouts.c.id)
+        .where(groups.c.run_id == run_id, groups.c.purpose == "train", groups.c.ordinal >= first)
+        .where(rollouts.c.status == "finished")
+        .group_by(rollouts.c.group_id, rollouts.c.id)
+        .subquery()
+    )
+    query = (
+        select(
+            groups.c.id,
+            groups.c.ordinal,
+            groups.c.state,
+            func.count(sampled.c.id),
+            func.coalesce(func.sum(sampled.c.tokens), 0),
+        )
+        .outerjoin(sampled, sampled.c.group_id == groups.c.id)
+        .where(groups.c.run_id == run_id, groups.c.purpose == "train", groups.c.ordinal >= first)
+        .group_by(groups.c.id, groups.c.ordinal, groups.c.state)
+        .order_by(groups.c.ordinal)
+    )
+    return [
+        GroupLength(group_id, ordinal, state, int(number), int(tokens))
+        for group_id, ordinal, state, number, tokens in conn.execute(query)
+    ]
 
 
 def _of_each(rows: Any) -> Iterator[RolloutDurations]:

@@ -1,9 +1,10 @@
 """Leases: who may use a named resource, and until when. A holder that dies loses its lease when it expires.
 
-Leases expire by the database's clock, whatever the clocks of their holders say.
+Leases expire by the database's clock, whatever the clocks of their holders say. Each node that takes rollouts
+holds one too, so that nodes are counted until they leave or fall silent.
 """
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, delete, func, select, update
 
 from harnessgym.store.backend import insert_into
 from harnessgym.store.clock import now
@@ -39,3 +40,26 @@ def holder_of(conn: Connection, resource: str) -> str | None:
     """Return who holds a resource now; None if it is free."""
     query = select(leases.c.holder).where((leases.c.resource == resource) & (leases.c.expires > now()))
     return conn.execute(query).scalar()
+
+
+def announce_node(conn: Connection, run_id: str, holder: str, ttl_s: float) -> None:
+    """Record that a node takes rollouts. It must call this again within `ttl_s`."""
+    # Holders' names are unique per process, so leases of nodes that are gone would pile up.
+    gone = leases.c.resource.startswith(_of_node(run_id, ""), autoescape=True) & (leases.c.expires <= now())
+    conn.execute(delete(leases).where(gone))
+    acquire(conn, _of_node(run_id, holder), holder, ttl_s)
+
+
+def withdraw_node(conn: Connection, run_id: str, holder: str) -> None:
+    """Record that a node takes no more rollouts."""
+    release(conn, _of_node(run_id, holder), holder)
+
+
+def nodes(conn: Connection, run_id: str) -> int:
+    """Count the nodes of a run that take rollouts."""
+    shown = leases.c.resource.startswith(_of_node(run_id, ""), autoescape=True) & (leases.c.expires > now())
+    return int(conn.execute(select(func.count()).select_from(leases).where(shown)).scalar_one())
+
+
+def _of_node(run_id: str, holder: str) -> str:
+    return f"node:{run_id}:{holder}"

@@ -1,13 +1,15 @@
 """Runs one reading SQL statement that a person wrote. It cannot change the database, whatever it says.
 
-A SQLite file is opened read-only, with an authorizer that allows only reads. PostgreSQL runs the statement in
-a read-only transaction, with a protocol that accepts only one statement, and sends no more rows than are
-wanted. The database may have any schema revision.
+`ask` takes a URL and gives the first rows. It opens a SQLite file read-only, with an authorizer that allows
+only reads. PostgreSQL runs the statement in a read-only transaction, with a protocol that accepts only one
+statement, and sends no more rows than are wanted. The database may have any schema revision. `select_rows`
+runs a query with parameters on a connection of the store, `select_file_rows` on a SQLite file from elsewhere.
 """
 
 import re
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, inspect
+from sqlalchemy import URL, Connection, inspect, text
 from sqlalchemy.exc import DBAPIError
 
 from harnessgym.errors import StoreError
@@ -35,7 +37,10 @@ _LEAD = re.compile(r"(?:\s|\(|--[^\n]*(?:\n|$)|/\*.*?\*/)*([A-Za-z]+)", re.DOTAL
 """Matches what may precede a statement's first word (spaces, brackets, comments), and that word."""
 _STEPS = 1_000_000
 """SQLite instructions between two calls of the progress handler, in which Python can handle Ctrl-C."""
+_CHECK_EVERY = 10_000
+"""Steps of SQLite's virtual machine between two checks of the deadline."""
 _HIDDEN = ("alembic_version",)
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,42 @@ def ask(url: str, query: str, limit: int) -> Answered:
     found = backend.url.get_backend_name()
     with _explained(backend, query):
         return (_ask_sqlite if found == "sqlite" else _ask_postgresql)(backend, query, limit)
+
+
+def select_rows(conn: Connection, query: str, parameters: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of one statement, as dicts by column. Statements that would write are refused.
+
+    The statement names its parameters as `:name`.
+    """
+    if conn.dialect.name != "sqlite":
+        conn.exec_driver_sql("SET TRANSACTION READ ONLY")
+        return _select_postgresql(conn, query, parameters)
+    # The connection belongs to a pool and may serve others later, so the pragma is always reset.
+    conn.exec_driver_sql("PRAGMA query_only = ON")
+    try:
+        return [dict(row) for row in conn.execute(text(query), dict(parameters)).mappings()]
+    finally:
+        conn.exec_driver_sql("PRAGMA query_only = OFF")
+
+
+def select_file_rows(
+    path: Path, query: str, parameters: Mapping[str, Any], timeout_s: float = 10.0
+) -> list[Row]:
+    """Like `select_rows`, on a SQLite file that is neither trusted nor changed.
+
+    Raises `StoreError` if the query fails or does not end within `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    try:
+        # The file may have been written by an agent. Its views and triggers must not call unsafe functions,
+        # and a query on it may never end.
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as file:
+            file.execute("PRAGMA trusted_schema = OFF")
+            file.set_progress_handler(lambda: time.monotonic() > deadline, _CHECK_EVERY)
+            file.row_factory = sqlite3.Row
+            return [dict(row) for row in file.execute(query, dict(parameters))]
+    except sqlite3.Error as error:
+        raise StoreError(f"{path} cannot be asked {query!r}: {error}.") from error
 
 
 def relations(conn: Connection) -> list[Relation]:
@@ -105,6 +146,20 @@ def _ask_postgresql(backend: Backend, query: str, limit: int) -> Answered:
             return _streamed(conn.connection.driver_connection, query, limit)
     finally:
         engine.dispose()
+
+
+def _select_postgresql(conn: Connection, query: str, parameters: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of one statement in the connection's read-only transaction."""
+    # Prepared, because the server then accepts only one statement. A second one could end the read-only
+    # transaction.
+    compiled = text(query).compile(dialect=conn.dialect)
+    given = {name: parameters[name] for name in compiled.params if name in parameters}
+    driver: Any = conn.connection.driver_connection
+    cursor = driver.execute(str(compiled), given, prepare=True)
+    if cursor.description is None:
+        raise StoreError(f"{query!r} gives no rows: select_rows with SELECT.")
+    names = [column.name for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor]
 
 
 def _streamed(driver: Any, query: str, limit: int) -> Answered:

@@ -1,4 +1,9 @@
-"""Removes rollouts with all their rows, or only their bodies."""
+"""Removes rollouts with all their rows, or only their bodies, and the texts that no body uses any more.
+
+The search for unused texts reads one snapshot; their removal works in portions. A body that is written between
+the two may use such a text again. So each portion takes a lock that keeps writers of texts out, searches the
+bodies that the snapshot could not see, and keeps the texts that they use.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -6,15 +11,43 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from sqlalchemy import ColumnElement, Connection, Table, UniqueConstraint, delete, exists, func, select
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Connection,
+    LargeBinary,
+    Table,
+    UniqueConstraint,
+    cast,
+    delete,
+    exists,
+    func,
+    select,
+    text,
+    true,
+    union_all,
+)
 
 from harnessgym.store.owned_rows import OWNED, Rollouts, owned
-from harnessgym.store.tables import bodies, groups, metadata, rollouts
+from harnessgym.store.tables import bodies, groups, messages, metadata, rollouts
 
 TABLES: tuple[Table, ...] = (*reversed(OWNED), rollouts)
 """Tables in order of removal: referring rows first, so that calls go before the segments they consist of."""
 _WEIGHTS: dict[str, tuple[str, ...]] = {"segments": ("ids", "logprobs"), "bodies": ("remainder",)}
 """Columns whose sizes are counted as the bytes removed."""
+TEXTS_AT_ONCE = 5_000
+"""Maximum number of texts that are removed in one transaction."""
+_LOCK = "LOCK TABLE messages IN SHARE ROW EXCLUSIVE MODE"
+"""For PostgreSQL. On SQLite, a writing transaction is the only writer anyway."""
+_MARK = {
+    "sqlite": "SELECT CAST(coalesce(max(rowid), 0) AS TEXT) FROM bodies",
+    "postgresql": "SELECT CAST(pg_snapshot_xmin(pg_current_snapshot()) AS TEXT)",
+}
+_BEHIND = {
+    "sqlite": "bodies.rowid > CAST(:mark AS INTEGER)",
+    "postgresql": "age(bodies.xmin) <= age(CAST(CAST(:mark AS xid8) AS xid))",
+}
+"""Condition that a body is newer than a mark: the transaction that took the mark may not have seen it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +90,47 @@ def remove_bodies(conn: Connection, ids: Sequence[str]) -> Removed:
     """Remove the stored request and answer bodies. Tokens stay."""
     removed = measure(conn, (bodies,), ids)
     conn.execute(delete(bodies).where(owned(bodies, ids)))
+    return removed
+
+
+def mark_bodies(conn: Connection) -> str:
+    """Return a mark that separates the bodies of this snapshot from later ones."""
+    return str(conn.execute(text(_MARK[conn.dialect.name])).scalar_one())
+
+
+def unused_texts(conn: Connection, *, but_for: Rollouts | None = None) -> list[str]:
+    """Return the hashes of the texts that no body uses, ignoring the bodies of the rollouts `but_for`."""
+    others = true() if but_for is None else ~owned(bodies, but_for)
+    found = select(messages.c.hash).except_(select(_used(conn, others).subquery()))
+    return list(conn.execute(found).scalars())
+
+
+def measure_texts(conn: Connection, hashes: Sequence[str]) -> Removed:
+    """Measure the number and the bytes of texts."""
+    in_bytes = cast(messages.c.body, LargeBinary) if conn.dialect.name == "sqlite" else messages.c.body
+    size = func.octet_length(in_bytes) if conn.dialect.name == "postgresql" else func.length(in_bytes)
+    removed = Removed()
+    for start in range(0, len(hashes), TEXTS_AT_ONCE):
+        some = messages.c.hash.in_(hashes[start : start + TEXTS_AT_ONCE])
+        for count, weight in conn.execute(select(func.count(), func.coalesce(func.sum(size), 0)).where(some)):
+            removed += Removed(+Counter({"messages": count}), int(weight))
+    return removed
+
+
+def remove_texts(conn: Connection, hashes: Sequence[str], since: str) -> Removed:
+    """Remove at most `TEXTS_AT_ONCE` texts that no body used when the mark was taken.
+
+    Keeps the texts that a newer body uses.
+    """
+    # Without the lock, a writer could find its text in the table, skip the insert, and commit a body whose
+    # text is removed here.
+    if conn.dialect.name == "postgresql":
+        conn.exec_driver_sql(_LOCK)
+    newer: Any = text(_BEHIND[conn.dialect.name]).bindparams(mark=since)
+    kept = set(conn.execute(_used(conn, newer)).scalars())
+    gone = [key for key in hashes if key not in kept]
+    removed = measure_texts(conn, gone)
+    conn.execute(delete(messages).where(messages.c.hash.in_(gone)))
     return removed
 
 
@@ -111,3 +185,12 @@ def _weight(table: Table) -> ColumnElement[int]:
     names = _WEIGHTS.get(table.name, ())
     total: Any = sum((func.coalesce(func.length(table.c[name]), 0) for name in names), start=0)
     return func.coalesce(func.sum(total), 0)
+
+
+def _used(conn: Connection, condition: ColumnElement[bool]) -> CompoundSelect[Any]:
+    """Return a query of the hashes used by the bodies that meet a condition."""
+    each = func.json_each if conn.dialect.name == "sqlite" else func.json_array_elements_text
+    element = each(bodies.c.message_hashes).table_valued("value")
+    parts = select(element.c.value).select_from(bodies.join(element, true())).where(condition)
+    whole = select(bodies.c.remainder_hash).where(bodies.c.remainder_hash.is_not(None), condition)
+    return union_all(parts, whole)

@@ -11,7 +11,7 @@ Removal takes a rollout with all its rows, or only its bodies. It never takes
 - rollouts with a body that a body of another rollout begins with.
 
 Bodies alone may be removed from every ended rollout that is not frozen: tokens, ledger and graph do not need
-them.
+them. `vacuum` returns the space of removed rows to the disk (SQLite) or to later rows (PostgreSQL).
 """
 
 import os
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import ColumnElement, Connection, Select, exists, func, or_, select
 
 from harnessgym.errors import StoreError
-from harnessgym.store import leases, removal, shared_texts
+from harnessgym.store import leases, removal
 from harnessgym.store.clock import now
 from harnessgym.store.connections import Connections, connected
 from harnessgym.store.listing import RolloutFilter, wanted_ids
@@ -62,6 +62,14 @@ class Pruned:
     """How many rollouts were old enough and met the conditions but stayed, by reason."""
 
 
+@dataclass(frozen=True, slots=True)
+class Vacuumed:
+    """Size of a database in bytes, before and after."""
+
+    before: int
+    after: int
+
+
 def may_go(retention: Retention) -> Select[tuple[str]]:
     """Return a query of the ids of the rollouts that may be removed."""
     allowed = wanted_ids(retention.wanted).where(_old(retention))
@@ -81,7 +89,7 @@ def plan(url: str, retention: Retention) -> Pruned:
         tables = (bodies,) if retention.bodies_only else removal.TABLES
         count = conn.execute(select(func.count()).select_from(doomed.subquery())).scalar_one()
         removed = removal.measure(conn, tables, doomed)
-        removed += shared_texts.measure(conn, shared_texts.unused(conn, but_for=doomed))
+        removed += removal.measure_texts(conn, removal.unused_texts(conn, but_for=doomed))
         return Pruned(count, dict(removed.rows), removed.bytes, _kept(conn, retention))
 
 
@@ -115,19 +123,33 @@ def prune(url: str, retention: Retention, progress: Progress = lambda *_: None) 
         return Pruned(gone, dict(removed.rows), removed.bytes, kept)
 
 
+def vacuum(url: str, *, full: bool = False) -> Vacuumed:
+    """Vacuum a database. Raises `StoreError` if other processes prevent it."""
+    with connected(url) as database:
+        with database.reader.begin():
+            if (holder := leases.holder_of(database.reader, LEASE)) is not None:
+                raise StoreError(
+                    f"Process {holder} is removing rows from this database. Vacuum it when that is done."
+                )
+            before = database.backend.size(database.reader)
+        database.backend.vacuum(database.writer, full=full)
+        with database.reader.begin():
+            return Vacuumed(before, database.backend.size(database.reader))
+
+
 def _sweep(database: Connections, holder: str, progress: Progress) -> removal.Removed:
     """Remove the texts that no body uses any more, including those that earlier removals left."""
     progress("texts", 0, 1)
     # The mark is taken before the search: bodies that the search could not see then count as newer.
     with database.reader.begin():
-        mark = shared_texts.mark(database.reader)
-        hashes = shared_texts.unused(database.reader)
+        mark = removal.mark_bodies(database.reader)
+        hashes = removal.unused_texts(database.reader)
     removed = removal.Removed()
-    for start in range(0, len(hashes), shared_texts.AT_ONCE):
+    for start in range(0, len(hashes), removal.TEXTS_AT_ONCE):
         progress("texts", start, len(hashes))
         with database.writer.begin():
-            removed += shared_texts.remove(
-                database.writer, hashes[start : start + shared_texts.AT_ONCE], mark
+            removed += removal.remove_texts(
+                database.writer, hashes[start : start + removal.TEXTS_AT_ONCE], mark
             )
             leases.renew(database.writer, LEASE, holder, _LEASE_S)
     return removed

@@ -30,9 +30,8 @@ from anyio.lowlevel import RunVar
 from sqlalchemy import Connection, RootTransaction
 
 from harnessgym.errors import SchemaError, StoreError, StoreUnavailable
-from harnessgym.store.backend import Synchronous, open_backend, shown
+from harnessgym.store.backend import StoreWatch, Synchronous, open_backend, shown
 from harnessgym.store.schema import WRITING, head_revision, revision_of, upgrade
-from harnessgym.store.watch import StoreWatch
 
 __all__ = ["Synchronous", "TraceStore", "Work"]
 

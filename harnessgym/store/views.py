@@ -11,8 +11,8 @@ them again after the last migration: a database always has exactly those declare
 
 from sqlalchemy import Connection, PrimaryKeyConstraint, UniqueConstraint
 
+from harnessgym.store.backend import CHANNEL
 from harnessgym.store.tables import metadata
-from harnessgym.store.watch import CHANNEL
 
 _ROLLOUT = """
 SELECT r.id, r.run_id, r.group_id, g.purpose, g.ordinal AS group_ordinal, r.slot, r.attempt, t."set" AS task_set,

@@ -23,7 +23,7 @@ from harnessgym.rollout.plan import EVALUATIONS
 from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder
 from harnessgym.run_identity import run_of
-from harnessgym.store import TraceStore, clock, heartbeats, recent, rollouts, workers
+from harnessgym.store import TraceStore, clock, leases, recent, rollouts, workers
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.recent import RecentCall, RecentRollout, TrainedTokens
 from harnessgym.store.runs import RunRow
@@ -279,7 +279,7 @@ class RunObserver:
             now=now,
             run=run,
             engines=workers.engines_of(conn, run.id),
-            nodes=heartbeats.nodes(conn, run.id),
+            nodes=leases.nodes(conn, run.id),
             running=running,
             pending=recent.with_status(conn, run.id, "pending"),
             failed=recent.with_status(conn, run.id, "failed"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import Connection
 
 from harnessgym.run_config.trainer import TrainerSection
-from harnessgym.store import heartbeats, wait_report
+from harnessgym.store import leases, wait_report
 from harnessgym.store.wait_report import UpdateLease
 from harnessgym.store.workers import EMBEDDED, GONE, WorkerRow
 
@@ -134,7 +134,7 @@ def _lagging(
 def _nodes(conn: Connection, run_id: str) -> Iterable[str]:
     """Whether any node takes rollouts, and which nodes' leases have expired."""
     queue = wait_report.queue(conn, run_id)
-    if not heartbeats.nodes(conn, run_id):
+    if not leases.nodes(conn, run_id):
         yield (
             f"No node takes rollouts, and {queue.pending} wait for one: it starts or has failed. See "
             "logs/node*.log; on a "

@@ -14,7 +14,7 @@ from harnessgym.store.tables import new_id
 from harnessgym.tokens import VersionSpan, hash_ids
 from harnessgym.traces.atif.schema import Metrics
 from harnessgym.traces.forest import Attachment, Forest
-from harnessgym.traces.wire_messages import to_wire
+from harnessgym.traces.transcript import to_wire
 
 Json = dict[str, Any]
 _HEAD = '{"messages":['

@@ -3,7 +3,8 @@
 Requests are read from their stored bodies with the dialect of the request, answers from the sampled tokens. A
 harness sends the whole conversation with every turn, but each message is read only once. What cannot be read
 is listed as missing: an answer without the policy's files, a request whose body is not stored. Messages are
-those of the harness, without instructions that the proxy may have added for the policy.
+those of the harness, without instructions that the proxy may have added for the policy. `to_wire` and
+`tools_to_wire` give them in OpenAI's chat format, with arguments as the text that the policy wrote.
 """
 
 from collections import OrderedDict
@@ -18,6 +19,8 @@ from harnessgym.store.bodies import StoredBodies
 from harnessgym.store.facts import AgentFacts, CallFacts, RolloutFacts, agents_of, calls_of, rollout_of
 from harnessgym.traces.completions import AnswerSource, CallCompletions, Languages
 from harnessgym.traces.forest import replay_form
+
+Json = dict[str, Any]
 
 _HELD = 64
 """Conversations of a session that stay in memory. Others are read again if a request continues them."""
@@ -102,6 +105,21 @@ def transcript(conn: Connection, rollout_id: str, languages: Languages | None = 
             if asked.answer is None:
                 exchanges[asked.call.id] = replace(asked, answer=replayed, answer_source="replay")
     return Transcript(rollout, tuple(known), tuple(exchanges.values()))
+
+
+def to_wire(message: Message) -> Json:
+    """Return a message in chat format, plus `is_error` if it is set. Parsing it gives the same message."""
+    out = message.to_chat()
+    for call, written in zip(message.tool_calls, out.get("tool_calls", ()), strict=True):
+        written["function"]["arguments"] = call.arguments
+    if message.role == "tool":
+        out["tool_call_id"] = message.tool_call_id or ""
+    return out
+
+
+def tools_to_wire(tools: tuple[ToolSpec, ...]) -> list[Json]:
+    """Return tools in the chat format."""
+    return [tool.to_template() for tool in tools]
 
 
 @dataclass(frozen=True, slots=True)

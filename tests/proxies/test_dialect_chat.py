@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from harnessgym.message import Message, ToolCall, ToolSpec
-from harnessgym.traces.wire_messages import to_wire
+from harnessgym.traces.transcript import to_wire
 from proxies.dialect import (
     Answer,
     Delta,

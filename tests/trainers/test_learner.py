@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import select, update
 
 from harnessgym.store import TraceStore, rollouts, runs
-from harnessgym.store.lengths import lengths
+from harnessgym.store.durations import lengths
 from harnessgym.store.tables import calls, groups
 from harnessgym.store.tables import rollouts as rollouts_table
 from tests.trainers.recorded_run import make_run, record_groups, save_model

@@ -30,8 +30,8 @@ from harnessgym.errors import (
 from harnessgym.proxy_client import ControlClient
 from harnessgym.scheduling.admission import SERVING
 from harnessgym.store import TraceStore, leases, policies, workers
+from harnessgym.store.backend import StoreWatch
 from harnessgym.store.policies import PolicyVersion
-from harnessgym.store.watch import StoreWatch
 from harnessgym.store.workers import WorkerRow, WorkerState
 from trainers.weights.chain import read_from, read_version
 from trainers.weights.manifest import Manifest

@@ -53,7 +53,7 @@ def register(app: typer.Typer) -> None:
 
         from harnessgym.cli.traces.printed import console, notes, print_json
         from harnessgym.cli.traces.source import store_url
-        from harnessgym.store.vacuum import vacuum
+        from harnessgym.store.retention import vacuum
 
         with notes().status("vacuum"):
             sizes = vacuum(store_url(source), full=full)

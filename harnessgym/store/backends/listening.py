@@ -13,7 +13,7 @@ import psycopg
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 
-from harnessgym.store.watch import CHANNEL
+from harnessgym.store.backend import CHANNEL
 
 _GATHER_S = 0.01
 """How long to collect further notifications after the first, so that one look at the store covers a burst."""

@@ -13,9 +13,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from harnessgym.errors import StoreError
-from harnessgym.store.backend import PATIENCE_S, Synchronous, asked_patience, shown
+from harnessgym.store.backend import PATIENCE_S, StoreWatch, Synchronous, asked_patience, shown
 from harnessgym.store.schema import WRITING
-from harnessgym.store.watch import StoreWatch
 
 try:
     import psycopg

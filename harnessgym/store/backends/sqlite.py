@@ -15,10 +15,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from harnessgym.errors import StoreError
-from harnessgym.store.backend import PATIENCE_S, Synchronous, asked_patience, url_of_file
+from harnessgym.store.backend import PATIENCE_S, Polling, StoreWatch, Synchronous, asked_patience, url_of_file
 from harnessgym.store.clock import SQLITE_NOW
 from harnessgym.store.schema import WRITING
-from harnessgym.store.watch import Polling, StoreWatch
 
 _PAGE = 16_384
 """Bytes per page of new databases. With SQLite's default of 4 KB, rows of 1-2 KB leave an eighth unused."""

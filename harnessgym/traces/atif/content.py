@@ -1,14 +1,19 @@
-"""Converts messages to ATIF and back.
+"""Converts messages to ATIF and back, and reads what our export writes into `extra` of a document.
 
 Content is text or parts. Arguments of tool calls are objects; if the policy wrote them in another form, its
-text is kept as well.
+text is kept as well. A value in `extra` of any other shape than our export's comes from another project.
 """
 
 import json
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harnessgym.message import Message, Role, ToolCall
+from harnessgym.store.rewards import RewardUnit
 from harnessgym.traces.atif import schema
+
+Json = dict[str, Any]
 
 _TYPES = {"png": "image/png", "gif": "image/gif", "webp": "image/webp"}
 
@@ -83,3 +88,86 @@ def _media_type(url: str) -> str:
     if url.startswith("data:"):
         return url[5:].partition(";")[0].partition(",")[0] or "image/png"
     return _TYPES.get(url.rpartition(".")[2].lower(), "image/jpeg")
+
+
+class _Told(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class ToldRollout(_Told):
+    """`rollout` of a document."""
+
+    task_set: str
+    task_key: str
+    policy: str | None = None
+    seed: int = 0
+    status: str = "finished"
+    stop_reason: str | None = None
+    verdict: str | None = None
+    created_at: float | None = None
+    ended_at: float | None = None
+
+
+class ToldReward(_Told):
+    """An item of a document's `rewards`."""
+
+    unit: RewardUnit
+    target: str
+    channel: str
+    value: float
+    source: str
+    detail: str | None = None
+
+
+class ToldSpawn(_Told):
+    """An item of an agent's `spawned`."""
+
+    id: str
+    t: float
+    agent_id: str | None = None
+    attributes: Json = Field(default_factory=dict)
+    evidence: str | None = None
+    confidence: float | None = None
+    source: str | None = None
+
+
+class ToldAgent(_Told):
+    """`extra` of an agent."""
+
+    harness: str
+    role: str | None = None
+    parent: str | None = None
+    evidence: str | None = None
+    spawned: list[ToldSpawn] | None = None
+
+
+class ToldCall(_Told):
+    """`call` of a step."""
+
+    id: str
+    ordinal: int
+    kind: str
+    status: str
+    session: str
+    side_call: str | None = None
+    finish_reason: str | None = None
+    break_class: str | None = None
+    break_detail: str | None = None
+    error: str | None = None
+    parent: str | None = None
+    continues: str | None = None
+    shared: int = 0
+    heard: list[Annotated[list[int], Field(min_length=1, max_length=2)]] = Field(default_factory=list)
+    versions: list[Annotated[list[int], Field(min_length=3, max_length=3)]] = Field(default_factory=list)
+    sampling: Json = Field(default_factory=dict)
+    timings: Json = Field(default_factory=dict)
+    answered: bool = True
+    tools: list[Json] | None = None
+
+
+def ours(model: type[_Told], value: object) -> Json:
+    """Return a value as our export wrote it; empty if it has another shape."""
+    try:
+        return model.model_validate(value).model_dump(exclude_unset=True)
+    except ValidationError:
+        return {}

@@ -23,8 +23,7 @@ from harnessgym.traces.atif import schema
 from harnessgym.traces.atif.content import content_of, tool_calls_of
 from harnessgym.traces.atomic_files import write_documents
 from harnessgym.traces.export import TellsPolicies, TracedRollout
-from harnessgym.traces.transcript import Exchange
-from harnessgym.traces.wire_messages import tools_to_wire
+from harnessgym.traces.transcript import Exchange, tools_to_wire
 
 Json = dict[str, Any]
 SIDE = "side calls"

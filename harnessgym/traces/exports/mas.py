@@ -9,21 +9,32 @@ evidence, and `x_inferred_edges` on the target of an inferred edge. The first ev
 agents.
 
 `t` is in Unix seconds. Rewards of the rollout are keyed by channel, others by `unit/target/channel`.
+
+`mas_schema.json` is written from the description of the schema (`trace-schema/trace_schema.json`). `check` also
+requires unique event ids and edges between existing events.
 """
 
+import importlib
+import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 from harnessgym.errors import TraceError
 from harnessgym.store.facts import AgentFacts, CallFacts, RewardFacts
 from harnessgym.traces.atomic_files import write_documents
-from harnessgym.traces.export import TellsPolicies, TracedRollout
+from harnessgym.traces.export import TellsPolicies, TracedRollout, needed
 from harnessgym.traces.graph import Edge, Graph, GraphEvent
-from harnessgym.traces.mas_schema import KINDS, check
 
 Json = dict[str, Any]
+SCHEMA = Path(__file__).with_name("mas_schema.json")
+KINDS = (
+    "orchestrator_decision", "spawn", "despawn", "message", "tool_call", "tool_result", "return", "aggregate",
+    "human_intervention", "safety_event",
+)  # fmt: skip
 NOBODY = "unattributed"
 """Agent of the events that belong to no agent."""
 _OURS = {"llm_call": "orchestrator_decision", "refused_request": "safety_event"}
@@ -73,6 +84,23 @@ def document(rollout: TracedRollout) -> Json:
     }
     check(out)
     return out
+
+
+def check(document: dict[str, Any]) -> None:
+    """Raise `TraceError` with the first problems of a document, or `ConfigError` if jsonschema is missing."""
+    found = [f"{error.json_path}: {error.message}" for error in _validator().iter_errors(document)]
+    if not found:
+        ids = Counter(event["id"] for event in document["events"])
+        found = [f"event id {name!r} is there {number} times" for name, number in ids.items() if number > 1]
+        ends = ((edge[end], edge) for edge in document["edges"] for end in ("src", "dst"))
+        found += [
+            f"a {edge['type']} edge names event {name!r}, which is not there"
+            for name, edge in ends
+            if name not in ids
+        ]
+    if found:
+        more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
+        raise TraceError(f"Not an orchestration trace: {'; '.join(found[:3])}{more}.")
 
 
 def _event(rollout: TracedRollout, event: GraphEvent) -> Json:
@@ -159,3 +187,12 @@ def _costs(events: list[Json]) -> Json:
         "tool_calls": sum(event["type"] == "tool_call" for event in events),
         "messages": sum(event["type"] == "message" for event in events),
     }
+
+
+@cache
+def _validator() -> Any:
+    try:
+        jsonschema = importlib.import_module("jsonschema")
+    except ModuleNotFoundError:
+        raise needed("jsonschema", "mas") from None
+    return jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))

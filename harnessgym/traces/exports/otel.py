@@ -21,8 +21,7 @@ from harnessgym.store.facts import AgentFacts
 from harnessgym.traces.atomic_files import dumped, write_lines
 from harnessgym.traces.export import TellsPolicies, TracedRollout
 from harnessgym.traces.graph import Edge, GraphEvent
-from harnessgym.traces.transcript import Exchange
-from harnessgym.traces.wire_messages import tools_to_wire
+from harnessgym.traces.transcript import Exchange, tools_to_wire
 
 Json = dict[str, Any]
 _INTERNAL = 1

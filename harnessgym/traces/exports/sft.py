@@ -15,8 +15,7 @@ from typing import Any
 from harnessgym.errors import TraceError
 from harnessgym.traces.atomic_files import write_lines
 from harnessgym.traces.export import TracedRollout
-from harnessgym.traces.transcript import Exchange, Transcript
-from harnessgym.traces.wire_messages import to_wire, tools_to_wire
+from harnessgym.traces.transcript import Exchange, Transcript, to_wire, tools_to_wire
 
 Json = dict[str, Any]
 _NO_EXAMPLES = ("aborted", "error", "intent")

@@ -18,7 +18,7 @@ from harnessgym.traces.atomic_files import write_lines
 from harnessgym.traces.export import TracedRollout
 from harnessgym.traces.exports.row_facts import reward_metrics, scalar_advantage
 from harnessgym.traces.trajectories import Row
-from harnessgym.traces.wire_messages import to_wire
+from harnessgym.traces.transcript import to_wire
 
 Json = dict[str, Any]
 

@@ -18,8 +18,15 @@ from sqlalchemy import Connection
 from harnessgym.errors import TraceError
 from harnessgym.message import Message
 from harnessgym.store.import_rows import SOURCE, ImportedFacts, ImportRows
-from harnessgym.traces.atif.content import answer_of, message_of
-from harnessgym.traces.atif.extra import ToldAgent, ToldCall, ToldReward, ToldRollout, ours
+from harnessgym.traces.atif.content import (
+    ToldAgent,
+    ToldCall,
+    ToldReward,
+    ToldRollout,
+    answer_of,
+    message_of,
+    ours,
+)
 from harnessgym.traces.atif.schema import AtifStep, AtifTrajectory
 from harnessgym.traces.exports.atif import SIDE
 from harnessgym.traces.import_ import ImportedRollout

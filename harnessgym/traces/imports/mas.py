@@ -12,9 +12,8 @@ from typing import Any
 from sqlalchemy import Connection
 
 from harnessgym.store.import_rows import SOURCE, ImportedFacts, ImportRows
-from harnessgym.traces.exports.mas import NOBODY
+from harnessgym.traces.exports.mas import NOBODY, check
 from harnessgym.traces.import_ import ImportedRollout
-from harnessgym.traces.mas_schema import check
 
 Json = dict[str, Any]
 _UNITS = ("token", "turn", "message", "tool_call", "agent", "rollout", "team")

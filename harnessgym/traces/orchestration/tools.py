@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from harnessgym.message import Message, ToolCall
-from harnessgym.traces.orchestration.evidence import detaches, starts_agent, texts_of
+from harnessgym.traces.orchestration.agents import detaches, starts_agent, texts_of
 from harnessgym.traces.orchestration.rows import OBSERVED, EdgeEvidence
 
 _BY_NAME = EdgeEvidence("order and name", 0.8)

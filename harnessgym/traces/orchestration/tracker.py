@@ -13,8 +13,7 @@ from typing import Any
 
 from harnessgym.message import Message
 from harnessgym.store.edges import EdgeRow
-from harnessgym.traces.orchestration.agents import Agent, Members, Reply
-from harnessgym.traces.orchestration.evidence import came_back, shared
+from harnessgym.traces.orchestration.agents import Agent, Members, Reply, came_back, shared
 from harnessgym.traces.orchestration.rows import OBSERVED, EdgeEvidence, OrchestrationRows
 from harnessgym.traces.orchestration.tools import MatchedResult, OpenCall, ToolCalls
 

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import text
 
 from harnessgym.process import ProcessId, identify
-from harnessgym.store import TraceStore, heartbeats, runs
+from harnessgym.store import TraceStore, leases, runs
 from tests.harnessgym.rollout.tiny import HERE, write_harnesses
 from tests.support.postgres import PostgresServer
 from tests.support.raylets import Raylets
@@ -88,9 +88,7 @@ class ClusterRun(Run):
         return self.store.read(lambda conn: [tuple(row) for row in conn.execute(text(sql), values or {})])
 
     def present(self):
-        return self.store.read(
-            lambda conn: heartbeats.nodes(conn, found.id) if (found := runs.only(conn)) else 0
-        )
+        return self.store.read(lambda conn: leases.nodes(conn, found.id) if (found := runs.only(conn)) else 0)
 
     def places(self):
         return json.loads((self.folder / "places.json").read_text())

@@ -20,7 +20,7 @@ from harnessgym.rollout.plan import GroupPlan
 from harnessgym.scheduling.admission import SERVING
 from harnessgym.scheduling.consumption import Candidate, choose
 from harnessgym.scheduling.staleness import VersionChain
-from harnessgym.store import TraceStore, backlog, heartbeats, ledger, policies, rollouts, runs, workers
+from harnessgym.store import TraceStore, backlog, leases, ledger, policies, rollouts, runs, workers
 from harnessgym.store.ledger import StepRecord, TrainedRollout
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.rollouts import RolloutOutcome
@@ -173,9 +173,11 @@ class Walk:
         """A node comes, goes or dies; or the trainer's last checkpoint is gone."""
         what = self.draw.randrange(4)
         if what == 0:
-            self.do(lambda conn: heartbeats.show(conn, self.run_id, f"node@{self.draw.randint(1, 3)}", 60.0))
+            self.do(
+                lambda conn: leases.announce_node(conn, self.run_id, f"node@{self.draw.randint(1, 3)}", 60.0)
+            )
         elif what == 1:
-            self.do(lambda conn: heartbeats.leave(conn, self.run_id, f"node@{self.draw.randint(1, 3)}"))
+            self.do(lambda conn: leases.withdraw_node(conn, self.run_id, f"node@{self.draw.randint(1, 3)}"))
         elif what == 2:
             self.do(lambda conn: rollouts.expire(conn, self.run_id))
             for rollout_id in self.store.read(lambda conn: rollouts.lost(conn, self.run_id)):

@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from harnessgym.rollout.node import NodeSettings, proxy_socket
 from harnessgym.rollout.plan import GroupPlan
-from harnessgym.store import TraceStore, heartbeats, policies, rollouts, runs, workers
+from harnessgym.store import TraceStore, leases, policies, rollouts, runs, workers
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.rollouts import GroupSpec
 from harnessgym.store.tables import groups
@@ -80,7 +80,9 @@ def test_what_is_submitted_ahead_grows_with_the_nodes(tmp_path, make_config):
         assert store.write(lambda conn: plan.submit(conn, "training")) == 1 + each
         for number in range(3):
             store.write(
-                lambda conn, number=number: heartbeats.show(conn, run_id, f"node-{number}@host-1-1", 60.0)
+                lambda conn, number=number: leases.announce_node(
+                    conn, run_id, f"node-{number}@host-1-1", 60.0
+                )
             )
         assert store.write(lambda conn: plan.submit(conn, "training")) == 2 * each
 
@@ -122,9 +124,9 @@ async def test_a_node_that_leaves_finishes_what_it_has_and_takes_no_more(make_li
         async with asyncio.timeout(60):
             while "running" not in statuses():
                 await asyncio.sleep(0.02)
-            assert line.store.read(lambda conn: heartbeats.nodes(conn, run_id)) == 1
+            assert line.store.read(lambda conn: leases.nodes(conn, run_id)) == 1
             line.node.leaving.set()
-            while line.store.read(lambda conn: heartbeats.nodes(conn, run_id)):
+            while line.store.read(lambda conn: leases.nodes(conn, run_id)):
                 await asyncio.sleep(0.02)
             assert statuses().count("running") == 1
             assert not serving.done()

@@ -8,17 +8,7 @@ import time
 import pytest
 from sqlalchemy import select
 
-from harnessgym.store import (
-    TraceStore,
-    clock,
-    heartbeats,
-    leases,
-    policies,
-    rollouts,
-    runs,
-    sessions,
-    workers,
-)
+from harnessgym.store import TraceStore, clock, leases, policies, rollouts, runs, sessions, workers
 from harnessgym.store.rollouts import GroupSpec
 from harnessgym.store.tables import rollouts as table
 from harnessgym.store.workers import WorkerRow
@@ -28,7 +18,7 @@ OTHER_MACHINE = """
 import json, sys, time
 from functools import partial
 from harnessgym.outcome.failure import StopReason
-from harnessgym.store import TraceStore, heartbeats, leases, rollouts, sessions, workers
+from harnessgym.store import TraceStore, leases, rollouts, sessions, workers
 from harnessgym.store.rollouts import RolloutOutcome
 from harnessgym.store.workers import WorkerRow
 
@@ -38,13 +28,13 @@ with TraceStore.open(url) as store:
         "clock": time.time(),
         "holder": store.read(partial(leases.holder_of, resource="held by us")),
         "free": store.read(partial(leases.holder_of, resource="over")),
-        "nodes": store.read(partial(heartbeats.nodes, run_id=run)),
+        "nodes": store.read(partial(leases.nodes, run_id=run)),
         "engines": [row.state for row in store.read(partial(workers.engines_of, run_id=run))],
         "lost": store.read(partial(rollouts.lost, run_id=run)),
         "age": store.read(partial(sessions.by_key, key="key")).age_s,
     }
     store.write(partial(leases.acquire, resource="held by them", holder="them", ttl_s=60.0))
-    store.write(partial(heartbeats.show, run_id=run, holder="their node", ttl_s=60.0))
+    store.write(partial(leases.announce_node, run_id=run, holder="their node", ttl_s=60.0))
     store.write(partial(workers.upsert, worker=WorkerRow("theirs", run, "vllm", "http://b", 0, "ready")))
     store.write(partial(workers.show, worker_id="theirs", ttl_s=60.0))
     first, second = store.write(partial(rollouts.claim, run_id=run, holder="their node", ttl_s=60.0, limit=2))
@@ -74,7 +64,7 @@ def test_a_machine_whose_clock_is_wrong_takes_nothing_and_loses_nothing(url, ahe
         store.write(lambda conn: sessions.add(conn, ours, "key", sampling={}))
         store.write(lambda conn: leases.acquire(conn, "held by us", "us", 60.0))
         store.write(lambda conn: leases.acquire(conn, "over", "us", 0.0))
-        store.write(lambda conn: heartbeats.show(conn, run, "our node", 60.0))
+        store.write(lambda conn: leases.announce_node(conn, run, "our node", 60.0))
         store.write(lambda conn: workers.upsert(conn, WorkerRow("ours", run, "vllm", "http://a", 0, "ready")))
         store.write(lambda conn: workers.show(conn, "ours", 60.0))
 
@@ -91,7 +81,7 @@ def test_a_machine_whose_clock_is_wrong_takes_nothing_and_loses_nothing(url, ahe
 
         assert store.read(lambda conn: leases.holder_of(conn, "held by them")) == "them"
         assert not store.write(lambda conn: leases.acquire(conn, "held by them", "us", 60.0))
-        assert store.read(lambda conn: heartbeats.nodes(conn, run)) == 2
+        assert store.read(lambda conn: leases.nodes(conn, run)) == 2
         assert [row.state for row in store.read(lambda conn: workers.engines_of(conn, run))] == [
             "ready",
             "ready",

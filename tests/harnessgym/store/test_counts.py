@@ -6,8 +6,7 @@ from sqlalchemy import update
 from harnessgym.outcome.failure import Cause, StopReason
 from harnessgym.store import TraceStore, calls, counts, policies, rollouts, runs, sessions, tables
 from harnessgym.store.calls import CallIntent, Segment
-from harnessgym.store.durations import RolloutDurations, rollout_durations
-from harnessgym.store.lengths import GroupLength, lengths
+from harnessgym.store.durations import GroupLength, RolloutDurations, lengths, rollout_durations
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.store.tables import new_id
 from harnessgym.task import Task

@@ -1,8 +1,13 @@
+"""Leases have one holder at a time, and nodes count from their announcement until they leave or fall silent."""
+
 import subprocess
 import sys
 import time
 
-from harnessgym.store import leases
+from sqlalchemy import func, select
+
+from harnessgym.store import TraceStore, leases
+from harnessgym.store.tables import leases as table
 
 
 def take(store, holder, ttl_s=60.0):
@@ -64,3 +69,31 @@ def test_of_two_processes_that_race_exactly_one_gets_each_lease(store):
         process.stdin.flush()
     won = [int(process.communicate(timeout=60)[0]) for process in racers]
     assert won[0] ^ won[1] == (1 << 20) - 1
+
+
+def test_nodes_count_from_show_to_leave(url):
+    with TraceStore.open(url) as store:
+        assert store.read(lambda conn: leases.nodes(conn, "run")) == 0
+        for holder in ("node-0@a-1-2", "node-1@b-1-2", "node-0@a-1-2"):
+            store.write(lambda conn, holder=holder: leases.announce_node(conn, "run", holder, 60.0))
+        store.write(lambda conn: leases.announce_node(conn, "run%", "node-0@a-1-2", 60.0))
+        store.write(lambda conn: leases.acquire(conn, "update:run:0", "engine-0", 60.0))
+        assert store.read(lambda conn: leases.nodes(conn, "run")) == 2
+        assert store.read(lambda conn: leases.nodes(conn, "r%")) == 0
+        store.write(lambda conn: leases.withdraw_node(conn, "run", "node-0@a-1-2"))
+        store.write(lambda conn: leases.withdraw_node(conn, "run", "nobody"))
+        assert store.read(lambda conn: leases.nodes(conn, "run")) == 1
+
+
+def test_who_was_silent_for_too_long_is_gone_and_forgotten(url):
+    with TraceStore.open(url) as store:
+        store.write(lambda conn: leases.announce_node(conn, "run", "lost", 0.05))
+        store.write(lambda conn: leases.announce_node(conn, "other", "lost", 0.05))
+        time.sleep(0.1)
+        assert store.read(lambda conn: leases.nodes(conn, "run")) == 0
+        store.write(lambda conn: leases.announce_node(conn, "run", "there", 60.0))
+        assert store.read(lambda conn: leases.nodes(conn, "run")) == 1
+        count = select(func.count()).select_from(table)
+        assert (
+            store.read(lambda conn: conn.execute(count).scalar_one()) == 2
+        )  # the other run's is not ours to remove

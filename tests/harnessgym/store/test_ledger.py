@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from sqlalchemy import select
 
 from harnessgym.store import TraceStore, ledger, policies
+from harnessgym.store.durations import GroupLength, lengths
 from harnessgym.store.ledger import ExcludedTokens, StepRecord, TrainedGroup, TrainedRollout
-from harnessgym.store.lengths import GroupLength, lengths
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.tables import exclusions, groups
 from harnessgym.store.tables import rollouts as rollouts_table

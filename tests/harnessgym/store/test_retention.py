@@ -1,18 +1,20 @@
-"""Retention on both databases: what stays and why, what goes with a rollout, and that the rest is as it
-was.
+"""Retention on both databases: what stays and why, what goes with a rollout, that the rest is as it was, and that
+the space of removed rows is given back.
 """
 
+import sqlite3
 import time
+from contextlib import closing
 
 import pytest
 from sqlalchemy import func, inspect, select, text, update
 
 from harnessgym.errors import StoreError
-from harnessgym.store import bodies, freezing, leases, policies, rewards, rollouts, runs
+from harnessgym.store import TraceStore, bodies, freezing, leases, policies, rewards, rollouts, runs
 from harnessgym.store.bodies import BaseBody, split_body
 from harnessgym.store.listing import RolloutFilter
 from harnessgym.store.owned_rows import OWNED, owned
-from harnessgym.store.retention import LEASE, Retention, plan, prune
+from harnessgym.store.retention import LEASE, Retention, plan, prune, vacuum
 from harnessgym.store.rewards import RewardRow
 from harnessgym.store.tables import groups, messages
 from harnessgym.store.tables import rollouts as rollouts_table
@@ -285,3 +287,59 @@ def test_nothing_is_left_in_the_schema(store, recording):
 
 def test_an_empty_database_has_nothing_to_go(store):
     assert plan(store.url, everything()).rows == prune(store.url, everything()).rows == {}
+
+
+@pytest.fixture
+def emptied(store):
+    """A database that held a megabyte more."""
+    store.write(lambda conn: conn.exec_driver_sql("INSERT INTO messages VALUES ('a', 'b')"))
+    recording = begin_run(store)
+    _, (rollout_id,), _ = add_rollouts(recording, 1, turns=1)
+    session = recording.session(rollout_id)
+    for _ in range(4):
+        session.call(prompt=140_000)
+    end_run(recording)
+    prune(store.url, Retention(-60.0))
+    store.close()
+    return store.url
+
+
+def test_space_is_given_back(emptied, kind):
+    found = vacuum(emptied, full=True)
+    assert found.before - found.after > 1_000_000
+    TraceStore.open(emptied).close()
+
+
+def test_postgresql_keeps_its_files_unless_it_is_asked(emptied, kind):
+    found = vacuum(emptied)
+    if kind == "postgresql":
+        assert found.after > found.before - 1_000_000
+    else:
+        assert found.before - found.after > 1_000_000
+
+
+def test_a_file_that_others_write_to(tmp_path):
+    path = tmp_path / "traces.db"
+    TraceStore.create(f"sqlite:///{path}").close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match=r"Others write to .*traces.db: nothing was changed. End them"):
+            vacuum(f"sqlite:///{path}?timeout=0.2")
+        other.execute("ROLLBACK")
+    vacuum(f"sqlite:///{path}?timeout=0.2")
+
+
+def test_a_file_that_others_read(tmp_path):
+    path = tmp_path / "traces.db"
+    TraceStore.create(f"sqlite:///{path}").close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN")
+        other.execute("SELECT count(*) FROM runs").fetchall()
+        with pytest.raises(StoreError, match=r"Others read .*traces.db: .*End them"):
+            vacuum(f"sqlite:///{path}?timeout=0.2")
+
+
+def test_not_while_rows_are_removed(store):
+    store.write(lambda conn: leases.acquire(conn, LEASE, "host:7", 60.0))
+    with pytest.raises(StoreError, match="Process host:7 is removing rows"):
+        vacuum(store.url)

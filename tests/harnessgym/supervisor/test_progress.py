@@ -9,7 +9,7 @@ from harnessgym.outcome.failure import Cause, StopReason
 from harnessgym.run_config.run import FurtherPolicySection, RunConfig
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.run_identity import record_run
-from harnessgym.store import TraceStore, heartbeats, policies, rollouts, runs, workers
+from harnessgym.store import TraceStore, leases, policies, rollouts, runs, workers
 from harnessgym.store.ledger import StepRecord, TrainedRollout, commit_step
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
@@ -321,14 +321,14 @@ def test_places_are_those_of_all_nodes_that_take_rollouts(lived):
     seen = lived.observer.look()
     assert (seen.nodes, seen.recorded, seen.stages["run"][0]) == (0, False, 2)
     for name in ("node-0", "node-1", "node-2"):
-        lived.write(lambda conn, name=name: heartbeats.show(conn, lived.run, name, 60.0))
+        lived.write(lambda conn, name=name: leases.announce_node(conn, lived.run, name, 60.0))
     seen = lived.observer.look()
     assert (seen.nodes, seen.stages["run"][0], seen.stages["evaluate"][0]) == (
         3,
         6,
         3 * lived.folder.config().node.evaluate_at_once,
     )
-    lived.write(lambda conn: heartbeats.leave(conn, lived.run, "node-2"))
+    lived.write(lambda conn: leases.withdraw_node(conn, lived.run, "node-2"))
     lived.folder.processes_path.write_text("{}")
     seen = lived.observer.look()
     assert (seen.nodes, seen.recorded, seen.stages["run"][0]) == (2, True, 4)

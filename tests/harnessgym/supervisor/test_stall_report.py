@@ -7,17 +7,7 @@ from sqlalchemy import update
 
 from harnessgym.outcome.failure import StopReason
 from harnessgym.run_folder import RunFolder
-from harnessgym.store import (
-    TraceStore,
-    calls,
-    heartbeats,
-    leases,
-    policies,
-    rollouts,
-    runs,
-    sessions,
-    workers,
-)
+from harnessgym.store import TraceStore, calls, leases, policies, rollouts, runs, sessions, workers
 from harnessgym.store.calls import CallIntent, CallOutcome, Segment
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
@@ -42,7 +32,7 @@ class Site:
         self.task = self.do(lambda conn: runs.add_task(conn, "set", Task("shop/7", "Do it.")))
         self.publish(0)
         self.engine("engine-0", 0)
-        self.do(lambda conn: heartbeats.show(conn, self.run, "node@1", 60.0))
+        self.do(lambda conn: leases.announce_node(conn, self.run, "node@1", 60.0))
 
     def do(self, work):
         return self.store.write(work)
@@ -177,7 +167,7 @@ def test_a_call_waits_for_an_engine_that_is_new_enough(make_site):
 def test_without_a_node_nobody_takes_rollouts(make_site):
     site = make_site()
     site.group(0)
-    site.do(lambda conn: heartbeats.leave(conn, site.run, "node@1"))
+    site.do(lambda conn: leases.withdraw_node(conn, site.run, "node@1"))
     assert (
         "No node takes rollouts, and 2 wait for one: it starts or has failed. See logs/node*.log"
         in site.said()

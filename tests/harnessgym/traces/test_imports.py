@@ -18,8 +18,8 @@ from harnessgym.store.tables import agents, edges, events, rewards, rollouts
 from harnessgym.traces.completions import Languages
 from harnessgym.traces.export import TracedRollout, export
 from harnessgym.traces.exports import atif, mas
+from harnessgym.traces.exports.mas import KINDS, check
 from harnessgym.traces.import_ import import_traces
-from harnessgym.traces.mas_schema import KINDS, check
 from harnessgym.traces.trajectories import rows_of
 from harnessgym.traces.verification.verify import verify
 
@@ -300,8 +300,15 @@ def build(recording, rollout_id: str, happened: list[Json], joins: list[Any], gi
 
 def call_at(t: float) -> Json:
     return {
-        **{"kind": "llm_call", "t": t, "by": 0, "to": -1, "attributes": {}, "source": "proxy"},
-        **{"evidence": None, "confidence": None, "span_id": None},
+        "kind": "llm_call",
+        "t": t,
+        "by": 0,
+        "to": -1,
+        "attributes": {},
+        "source": "proxy",
+        "evidence": None,
+        "confidence": None,
+        "span_id": None,
     }
 
 

@@ -1,7 +1,7 @@
 """Messages in the chat format of exports: arguments stay text."""
 
 from harnessgym.message import Message, ToolCall, ToolSpec
-from harnessgym.traces.wire_messages import to_wire, tools_to_wire
+from harnessgym.traces.transcript import to_wire, tools_to_wire
 
 
 def test_arguments_are_the_text_that_the_policy_wrote():
