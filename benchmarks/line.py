@@ -24,7 +24,7 @@ from sqlalchemy import Connection, select
 from harnessgym.config import load_config
 from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import write_json
-from harnessgym.store import counts
+from harnessgym.store import runs
 from harnessgym.store.tables import calls, rollouts
 from harnessgym.supervisor import Supervisor, prepare, start_run
 
@@ -47,7 +47,7 @@ class Meter:
         if time.monotonic() < self._next or supervisor.status != "training":
             return
         self._next = time.monotonic() + 0.5
-        done = supervisor.store.read(lambda conn: counts.finished_rollouts(conn, supervisor.run_id))
+        done = supervisor.store.read(lambda conn: runs.finished_rollouts(conn, supervisor.run_id))
         if done < 32:  # fork servers have started, engines are warm
             return
         reading = {name: _own(child.process.pid) for name, child in supervisor.children.by_name.items()}

@@ -26,7 +26,7 @@ from environments.lookup.tasks import LookupTasks
 from harnessgym.outcome.failure import StopReason
 from harnessgym.process import ProcessId, identify
 from harnessgym.run_folder import RunFolder
-from harnessgym.store import TraceStore, counts, rollouts, runs, tables
+from harnessgym.store import TraceStore, rollouts, runs, tables
 from harnessgym.store import calls as call_rows
 from harnessgym.store.calls import FINISHED
 from harnessgym.store.tables import calls, rewards, sessions, tasks, trained
@@ -248,7 +248,7 @@ class Campaign:
             ]
             run = store.read(runs.only)
             assert run is not None
-            report.stop_reasons = store.read(lambda conn: counts.stop_reasons(conn, run.id))
+            report.stop_reasons = store.read(lambda conn: runs.stop_reasons(conn, run.id))
             report.failed_rollouts = store.read(lambda conn: rollouts.rollout_states(conn, run.id)).get(
                 "failed", 0
             )

@@ -17,7 +17,7 @@ from sqlalchemy import select
 
 from harnessgym.process import ProcessId, identify
 from harnessgym.run_folder import RunFolder
-from harnessgym.store import TraceStore, counts, rollouts, runs, tables
+from harnessgym.store import TraceStore, rollouts, runs, tables
 from harnessgym.store.tables import rewards
 from harnessgym.supervisor.progress import read_metrics
 from tests.harnessgym.rollout.tiny import HERE, write_harnesses
@@ -118,7 +118,7 @@ class Run:
         if not self.pids().get("node"):
             return 0
         with TraceStore.open(self.paths().store_url()) as store:
-            return store.read(lambda conn: counts.tokens_sampled(conn, runs.only(conn).id))
+            return store.read(lambda conn: runs.tokens_sampled(conn, runs.only(conn).id))
 
     def attempts(self):
         """Stop reason, verdict and reward of every attempt at a rollout."""

@@ -32,7 +32,7 @@ from harnessgym.run_config.run import HarnessSection, NodeSection
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.run_identity import enter_run, find_run, forget_processes, record_run
 from harnessgym.sandbox import SandboxBackend, needs, require
-from harnessgym.store import TraceStore, counts, policies, rollout_states, rollouts, runs, workers
+from harnessgym.store import TraceStore, policies, rollout_states, rollouts, runs, workers
 from harnessgym.store.backend import url_of_file
 from harnessgym.store.rollout_states import RolloutState
 from harnessgym.store.rollouts import GroupSpec
@@ -281,7 +281,7 @@ class BatchRollout:
 
     def _progress(self, store: TraceStore, node: Node, run_id: str) -> BatchProgress:
         by_status = store.read(lambda conn: rollouts.rollout_states(conn, run_id))
-        tokens = store.read(lambda conn: counts.tokens_sampled(conn, run_id))
+        tokens = store.read(lambda conn: runs.tokens_sampled(conn, run_id))
         done = len(self._final)
         seconds = time.monotonic() - self._began
         if self._before is None:

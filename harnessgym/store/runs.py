@@ -1,4 +1,4 @@
-"""Runs and their tasks."""
+"""Runs and their tasks, and what is counted over a run for dashboards and summaries."""
 
 import hashlib
 import json
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Select, insert, select, text, update
+from sqlalchemy import Connection, Select, func, insert, select, text, update
 
 from harnessgym.errors import StoreError
 from harnessgym.store.backend import insert_into
 from harnessgym.store.clock import now
-from harnessgym.store.tables import new_id, policies, policy_versions, runs, tasks
+from harnessgym.store.tables import calls, groups, new_id, policies, policy_versions, rollouts, runs, tasks
 from harnessgym.task import Task
 
 RunStatus = Literal["evaluating_before", "training", "evaluating_after", "done", "failed"]
@@ -114,10 +114,6 @@ def lock(conn: Connection, run_id: str) -> None:
     conn.execute(select(runs.c.id).where(runs.c.id == run_id).with_for_update(key_share=True))
 
 
-def _columns() -> Select[Any]:
-    return select(*(runs.c[name] for name in RunRow.__dataclass_fields__))
-
-
 def add_task(conn: Connection, task_set: str, task: Task) -> str:
     """Return the row id of a task. Inserts it if this set, key and payload are new."""
     payload = json.dumps(
@@ -137,3 +133,45 @@ def add_task(conn: Connection, task_set: str, task: Task) -> str:
 def task_key(conn: Connection, task_id: str) -> str:
     """Return the id that a stored task has in its set."""
     return str(conn.execute(select(tasks.c.key).where(tasks.c.id == task_id)).scalar_one())
+
+
+def tokens_sampled(conn: Connection, run_id: str) -> int:
+    """Count the completion tokens of all calls of a run."""
+    query = select(func.coalesce(func.sum(calls.c.completion_len), 0)).join(
+        rollouts, rollouts.c.id == calls.c.rollout_id
+    )
+    return int(conn.execute(query.where(rollouts.c.run_id == run_id)).scalar_one())
+
+
+def finished_rollouts(conn: Connection, run_id: str, purpose: str | None = None) -> int:
+    """Count the rollouts with a valid or tampered verdict."""
+    query = select(func.count()).select_from(rollouts).join(groups, groups.c.id == rollouts.c.group_id)
+    wanted = [rollouts.c.run_id == run_id, rollouts.c.status == "finished"]
+    if purpose is not None:
+        wanted.append(groups.c.purpose == purpose)
+    return conn.execute(query.where(*wanted)).scalar_one()
+
+
+def failed_rollouts(conn: Connection, run_id: str, purpose: str) -> dict[str, int]:
+    """Count the attempts that ended with an infrastructure failure, by cause."""
+    query = select(rollouts.c.cause, func.count()).join(groups, groups.c.id == rollouts.c.group_id)
+    wanted = [rollouts.c.run_id == run_id, groups.c.purpose == purpose, rollouts.c.status == "failed"]
+    counted = query.where(*wanted).group_by(rollouts.c.cause).order_by(rollouts.c.cause)
+    return {cause or "unknown": count for cause, count in conn.execute(counted).all()}
+
+
+def slots(conn: Connection, run_id: str, purpose: str) -> int:
+    """Count the slots of a purpose's groups. Further attempts at a slot do not count."""
+    query = select(func.coalesce(func.sum(groups.c.size), 0))
+    return int(conn.execute(query.where(groups.c.run_id == run_id, groups.c.purpose == purpose)).scalar_one())
+
+
+def stop_reasons(conn: Connection, run_id: str) -> dict[str, int]:
+    """Count the ended rollouts by stop reason."""
+    query = select(rollouts.c.stop_reason, func.count()).where(rollouts.c.run_id == run_id)
+    ended = query.where(rollouts.c.stop_reason.is_not(None)).group_by(rollouts.c.stop_reason)
+    return dict(conn.execute(ended).all())
+
+
+def _columns() -> Select[Any]:
+    return select(*(runs.c[name] for name in RunRow.__dataclass_fields__))

@@ -159,7 +159,7 @@ _TOLD = {
     "workers": "INSERT OR UPDATE OF version, state",
     "leases": "DELETE",
 }
-"""Changes that processes wait for (`store/watch.py`), by table. PostgreSQL sends one notification per
+"""Changes that processes wait for (`store/backend.py`), by table. PostgreSQL sends one notification per
 transaction, when it commits."""
 
 

@@ -14,7 +14,7 @@ from harnessgym.metrics.interval import paired_difference
 from harnessgym.reward import weights_of
 from harnessgym.run_folder import RunFolder
 from harnessgym.run_identity import run_of
-from harnessgym.store import TraceStore, counts, policies, rollouts
+from harnessgym.store import TraceStore, policies, rollouts, runs
 from harnessgym.store.rewards import TOTAL
 from harnessgym.traces.token_accounting import account
 
@@ -36,7 +36,7 @@ def _summarise(conn: Connection, folder: RunFolder, stages: dict[str, float], sa
     tokens = account(conn, run.id)
     values = {name: rollouts.rewards_of(conn, run.id, name) for name in _PURPOSES}
     gain = paired_difference(*_paired(conn, run.id)).as_json()
-    finished = counts.finished_rollouts(conn, run.id, "train")
+    finished = runs.finished_rollouts(conn, run.id, "train")
     weights = weights_of(config)
     weighed = {} if weights is None else {"trained_reward": _weighed(conn, run.id, weights.formula)}
     several = {"policies": _by_policy(conn, run.id, tokens.trained_by_policy)} if config.policies else {}
@@ -69,11 +69,11 @@ def _summarise(conn: Connection, folder: RunFolder, stages: dict[str, float], sa
             "tasks": len(values["before_sampled"]),
             "rollouts": {name: len(found) for name, found in values.items()},
             "not_graded": {
-                name: counts.slots(conn, run.id, name) - len(found) for name, found in values.items()
+                name: runs.slots(conn, run.id, name) - len(found) for name, found in values.items()
             },
-            "failed_attempts": {name: counts.failed_rollouts(conn, run.id, name) for name in _PURPOSES},
+            "failed_attempts": {name: runs.failed_rollouts(conn, run.id, name) for name in _PURPOSES},
         },
-        "stop_reasons": counts.stop_reasons(conn, run.id),
+        "stop_reasons": runs.stop_reasons(conn, run.id),
         "seed": config.seed,
         "reward_shuffle": config.trainer.reward_shuffle,
     }

@@ -3,8 +3,8 @@
 import pytest
 from sqlalchemy import update
 
-from harnessgym.outcome.failure import Cause, StopReason
-from harnessgym.store import TraceStore, calls, counts, policies, rollouts, runs, sessions, tables
+from harnessgym.outcome.failure import StopReason
+from harnessgym.store import TraceStore, calls, policies, rollouts, runs, sessions, tables
 from harnessgym.store.calls import CallIntent, Segment
 from harnessgym.store.durations import GroupLength, RolloutDurations, lengths, rollout_durations
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
@@ -81,11 +81,11 @@ def world(tmp_path):
 
 
 def test_an_empty_run_counts_nothing(world):
-    assert world.ask(counts.tokens_sampled) == 0
-    assert world.ask(counts.finished_rollouts) == 0
-    assert world.ask(counts.failed_rollouts, "train") == {}
-    assert world.ask(counts.slots, "train") == 0
-    assert world.ask(counts.stop_reasons) == {}
+    assert world.ask(runs.tokens_sampled) == 0
+    assert world.ask(runs.finished_rollouts) == 0
+    assert world.ask(runs.failed_rollouts, "train") == {}
+    assert world.ask(runs.slots, "train") == 0
+    assert world.ask(runs.stop_reasons) == {}
     assert world.ask(lengths, 0) == []
     assert world.ask(rollout_durations) == []
 
@@ -98,15 +98,15 @@ def test_rollouts_are_counted_by_how_they_ended(world):
     world.finish(second, StopReason.TURN_LIMIT)
     world.fail(third)
     world.finish(fifth)
-    assert world.ask(counts.finished_rollouts) == 3
-    assert world.ask(counts.finished_rollouts, "train") == 2
-    assert world.ask(counts.failed_rollouts, "train") == {str(Cause.ENGINE_ERROR): 1}
-    assert world.ask(counts.failed_rollouts, "before") == {}
-    assert world.ask(counts.slots, "train") == 4
-    assert world.ask(counts.slots, "before") == 2
-    assert world.ask(counts.stop_reasons) == {"finished": 2, "turn_limit": 1, "harness_error": 1}
+    assert world.ask(runs.finished_rollouts) == 3
+    assert world.ask(runs.finished_rollouts, "train") == 2
+    assert world.ask(runs.failed_rollouts, "train") == {str(Cause.ENGINE_ERROR): 1}
+    assert world.ask(runs.failed_rollouts, "before") == {}
+    assert world.ask(runs.slots, "train") == 4
+    assert world.ask(runs.slots, "before") == 2
+    assert world.ask(runs.stop_reasons) == {"finished": 2, "turn_limit": 1, "harness_error": 1}
     world.fail(fourth, Cause.NODE_LOST)
-    assert list(world.ask(counts.failed_rollouts, "train").items()) == sorted(
+    assert list(world.ask(runs.failed_rollouts, "train").items()) == sorted(
         {str(Cause.ENGINE_ERROR): 1, str(Cause.NODE_LOST): 1}.items()
     )
 
@@ -115,15 +115,15 @@ def test_a_failure_without_a_cause_is_unknown(world):
     _, (first, _) = world.group()
     world.fail(first)
     world.write(lambda conn: conn.execute(update(tables.rollouts).values(cause=None)))
-    assert world.ask(counts.failed_rollouts, "train") == {"unknown": 1}
+    assert world.ask(runs.failed_rollouts, "train") == {"unknown": 1}
 
 
 def test_tokens_of_a_run_are_those_of_all_its_calls(world):
     _, (first, second) = world.group()
     world.sample(first, (1.0, 10, 5, 0.5), (2.0, 20, None, 0.5))
     world.sample(second, (1.0, 10, 7, 0.5))
-    assert world.ask(counts.tokens_sampled) == 12
-    assert world.store.read(lambda conn: counts.tokens_sampled(conn, "another run")) == 0
+    assert world.ask(runs.tokens_sampled) == 12
+    assert world.store.read(lambda conn: runs.tokens_sampled(conn, "another run")) == 0
 
 
 def test_lengths_are_of_finished_rollouts_of_training_groups(world):
