@@ -4,7 +4,7 @@ import pytest
 
 from harnessgym.harness import Endpoint
 from harnessgym.store import TraceStore, bodies, ledger, policies
-from harnessgym.store.body_parts import split_body
+from harnessgym.store.bodies import split_body
 from harnessgym.store.ledger import StepRecord, TrainedRollout
 from harnessgym.supervisor.policy_calls import PolicyCalls
 from tests.harnessgym.store.recorded_runs import begin_run
