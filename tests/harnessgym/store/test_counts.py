@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import update
 
-from harnessgym.outcome.failure import StopReason
+from harnessgym.outcome.failure import Cause, StopReason
 from harnessgym.store import TraceStore, calls, policies, rollouts, runs, sessions, tables
 from harnessgym.store.calls import CallIntent, Segment
 from harnessgym.store.durations import GroupLength, RolloutDurations, lengths, rollout_durations
