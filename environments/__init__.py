@@ -1,9 +1,10 @@
 """Environments: task sets and their graders, one folder each, and the gymnasium ids.
 
-To add a task set, write `environments/NAME/__init__.py` with a class that satisfies `harnessgym.task.TaskSet`
-and a grader that its tasks name as `module:function`, then add a line under `"task_set"` in
-`harnessgym/registry.py`. `environments/one_liners` is a small one to start from, and CONTRIBUTING.md lists the
-tests. A task set outside this package needs no registration: name it as `module:Class`.
+To add a task set, write `environments/NAME/__init__.py` with a class that satisfies
+`harnessgym.task.TaskSet` and a grader that its tasks name as `module:function`, then add a line under
+`"task_set"` in `harnessgym/registry.py`. `environments/one_liners` is a small one to start from, and
+CONTRIBUTING.md lists the tests. A task set outside this package needs no registration: name it as
+`module:Class`.
 
 This module itself holds only the gymnasium ids. Importing it registers them, as strings, where gymnasium is
 installed: `gymnasium.make("environments:harnessgym/SWE-v0")`.

@@ -115,7 +115,8 @@ class ControlClient(Closing):
         return await self._ask("GET", f"/control/sessions/{session_id}/pending?{query}", wait_s=timeout_s)
 
     async def answer(self, session_id: str, call_id: str, **answer: Any) -> None:
-        """Answer a parked call with `text=`, `message=` or `token_ids=`; see `proxies.upstreams.parked.PostedAnswer`.
+        """Answer a parked call with `text=`, `message=` or `token_ids=`; see
+        `proxies.upstreams.parked.PostedAnswer`.
 
         Raises `ProxyError` if the call has ended, or if the answer cannot be rendered for the policy.
         """

@@ -256,7 +256,10 @@ def _missing(module: str, error: ModuleNotFoundError) -> str:
     if root in _EXTRAS:
         return f"there is no module {missing!r}. Install it: pip install 'harnessgym-rl[{_EXTRAS[root]}]'."
     if module != missing and not module.startswith(f"{missing}."):
-        return f"{_line_of(error)} imports {missing!r}, which is not installed. Install it, or put it beside {root!r}."
+        return (
+            f"{_line_of(error)} imports {missing!r}, which is not installed. "
+            f"Install it, or put it beside {root!r}."
+        )
     searched = " and ".join(["what is installed", *_FOLDERS])
     return (
         f"there is no module {missing!r}. Searched: {searched}. Run the command in the folder that holds "

@@ -230,8 +230,10 @@ def _by_channel(
         raise RewardError(f"The reward {name!r} has one weight, and {what}. Name the channel: {_TABLE}.")
     if missing := [channel for channel in weight if channel not in given]:
         raise RewardError(
-            f"The reward {name!r} has a weight for the channel {missing[0]!r} and gave the rollout no score there (but: "
-            f"{', '.join(given) or 'none'}). A missing reward is not 0: correct the name, or give 0 where none is earned."
+            f"The reward {name!r} has a weight for the channel {missing[0]!r} "
+            "and gave the rollout no score there (but: "
+            f"{', '.join(given) or 'none'}). A missing reward is not 0: correct "
+            "the name, or give 0 where none is earned."
         )
     return weight
 

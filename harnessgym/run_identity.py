@@ -237,7 +237,10 @@ def _taken(store: TraceStore, held: list[RunRow]) -> str:
 
 def _several(store: TraceStore, held: list[RunRow], own: RunRow | None) -> str:
     url = shown(store.url)
-    problem = f"The database {url} holds {len(held)} runs: {', '.join(map(_title, held))}. One database holds one run."
+    problem = (
+        f"The database {url} holds {len(held)} runs: {', '.join(map(_title, held))}. "
+        "One database holds one run."
+    )
     if own is None:
         return f"{problem} Give this run a database of its own (--store.url)."
     return (

@@ -136,7 +136,8 @@ class ExecResult:
     @property
     def out_of_memory(self) -> bool:
         """Whether a failed command seems to have run out of memory."""
-        # A limit on a whole sandbox ends in SIGKILL; a limit on one process is an error that the program reports.
+        # A limit on a whole sandbox ends in SIGKILL; a limit on one process is an error that the program
+        # reports.
         last = self.stderr[-_LAST:] + self.stdout[-_LAST:]
         return not self.ok and (self.signal == _SIGKILL or any(words in last for words in _NO_MEMORY))
 

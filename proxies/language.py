@@ -1,7 +1,7 @@
 """A policy's language: turns messages into its tokens and back, as its model folder defines.
 
-A `Renderer` turns messages into token ids without rendering sampled turns again. A `Parser` turns sampled token
-ids into content, reasoning and tool calls. Their members live in `renderers/` and `parsers/`.
+A `Renderer` turns messages into token ids without rendering sampled turns again. A `Parser` turns sampled
+token ids into content, reasoning and tool calls. Their members live in `renderers/` and `parsers/`.
 """
 
 from collections.abc import Callable, Sequence

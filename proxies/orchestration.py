@@ -3,9 +3,9 @@
 `lineage` attributes a request to an agent. Only agents with the same description that run side by side, such
 as parallel workers, are distinguished here: by the tool call that started each.
 
-`ContractWatch` checks a session's contracts while it runs: a call after a violation, or one that would cause it,
-is refused. Only what the proxy sees is checked: the policy's calls and their tool calls. Contracts about anything
-else are judged when the rollout is over.
+`ContractWatch` checks a session's contracts while it runs: a call after a violation, or one that would
+cause it, is refused. Only what the proxy sees is checked: the policy's calls and their tool calls.
+Contracts about anything else are judged when the rollout is over.
 """
 
 import copy

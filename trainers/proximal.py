@@ -2,8 +2,8 @@
 
 In each process they act on its own part of a sharded policy. `MovingAverage` is an average of past versions
 (PPO-EWMA, revised). `Snapshots` scores each token in the trainer under the version that sampled it: the old
-logprobs that asynchronous training lacks. With these, pi_prox / mu is only the mismatch of engine and trainer,
-and pi / pi_prox only staleness ("Missing Old Logits", arXiv 2605.12070, route (a)).
+logprobs that asynchronous training lacks. With these, pi_prox / mu is only the mismatch of engine and
+trainer, and pi / pi_prox only staleness ("Missing Old Logits", arXiv 2605.12070, route (a)).
 """
 
 from collections.abc import Iterator, Sequence

@@ -66,8 +66,9 @@ class UpdateMetrics:
 class EagerAdamW(torch.optim.AdamW):
     """`AdamW` without torch's compiler.
 
-    torch imports its compiler, which takes seconds, when an optimizer is made, only to keep these methods from
-    being compiled. They are the functions below that decorator; `step` computes no gradients there either.
+    torch imports its compiler, which takes seconds, when an optimizer is made, only to keep these methods
+    from being compiled. They are the functions below that decorator; `step` computes no gradients there
+    either.
     """
 
     add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)

@@ -2,10 +2,10 @@
 
 Three things that the agent leaves count: folders on `PYTHONPATH`, variables that the task names (both as
 the workspace's `env.sh` exports them), and a `.venv`. A module counts only if its file, and the files of
-everything that it imports, are byte for byte shipped ones, wherever they are. That is decided on this machine,
-among exported files and without importing anything, so no stub, hook, start-up file or compiled file of the
-agent's ever runs. The fresh sandbox then imports and collects only shipped code, and the tests are the shipped
-ones.
+everything that it imports, are byte for byte shipped ones, wherever they are. That is decided on this
+machine, among exported files and without importing anything, so no stub, hook, start-up file or compiled
+file of the agent's ever runs. The fresh sandbox then imports and collects only shipped code, and the tests
+are the shipped ones.
 """
 
 import ast

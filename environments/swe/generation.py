@@ -1,8 +1,8 @@
 """Makes the manifest of a package: draws faults, proves them, keeps the good ones, describes the problems.
 
-The same seed gives the same manifest, whatever the number of sandboxes: faults are used in the order in which
-they were drawn. A smaller number of tasks gives the first tasks of a larger one. Proofs of what a fault does are
-cached on this machine, so that an interrupted generation can resume.
+The same seed gives the same manifest, whatever the number of sandboxes: faults are used in the order in
+which they were drawn. A smaller number of tasks gives the first tasks of a larger one. Proofs of what a
+fault does are cached on this machine, so that an interrupted generation can resume.
 """
 
 import asyncio

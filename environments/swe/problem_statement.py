@@ -233,7 +233,10 @@ def _compared(fact: Fact, node: ast.stmt) -> str | None:
         return f"`{_shown(fact, first)}` {verb} `{got}`, which is not expected."
     if _is_plain(fact, second):
         return f"`{_shown(fact, first)}` {verb} `{got}`, where `{other}` is expected."
-    return f"`{_shown(fact, first)}` gives `{got}`, and `{_shown(fact, second)}` gives `{other}`; the two should be equal."
+    return (
+        f"`{_shown(fact, first)}` gives `{got}`, and `{_shown(fact, second)}` "
+        f"gives `{other}`; the two should be equal."
+    )
 
 
 def _held(fact: Fact, node: ast.stmt) -> str | None:

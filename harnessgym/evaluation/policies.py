@@ -5,8 +5,8 @@ runs/mine@12       its version 12
 models/qwen        a Hugging Face model folder
 http://HOST:PORT   a running engine; the other upstreams of `harnessgym rollout` work too
 
-A model folder is served by an `OwnEngine`, a child process that lives as long as the evaluation. The tasks, the
-harness, the sandbox and the sampling come from a run's file.
+A model folder is served by an `OwnEngine`, a child process that lives as long as the evaluation. The tasks,
+the harness, the sandbox and the sampling come from a run's file.
 """
 
 import asyncio

@@ -1,4 +1,5 @@
-"""Sandboxes with faults: one that wraps another, the relay that drops its connections, and the preloaded library.
+"""Sandboxes with faults: one that wraps another, the relay that drops its connections, and the preloaded
+library.
 
 `FaultyRelay` replaces a sandbox's relay (`harnessgym.sandboxes.relay`): it accepts the harness's connections,
 copies bytes to the proxy's socket and back unchanged, and resets the connections that the plan selects. The

@@ -4,8 +4,8 @@ A check is a settings class with a `run`. It gets the exported workspace, the ta
 to open fresh sandboxes. The expected values stay on this machine wherever possible: the agent's code cannot
 read what never enters a sandbox.
 
-`Checklist` is the verifier of tasks whose tests are a list of checks. Each check runs in a sandbox of its own,
-and the outcomes are joined into one reward.
+`Checklist` is the verifier of tasks whose tests are a list of checks. Each check runs in a sandbox of its
+own, and the outcomes are joined into one reward.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,8 @@
 """Feeds a run's numbers to its sinks, each on its own thread, from the lines in the run's folder.
 
-A sink's failure never stops the run: it is reported once, counted and retried. Each step is written once: the
-sink is asked for its last step. If it cannot tell, `sinks.json` in the folder has it, with the failures' count.
+A sink's failure never stops the run: it is reported once, counted and retried. Each step is written once:
+the sink is asked for its last step. If it cannot tell, `sinks.json` in the folder has it, with the
+failures' count.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
-"""How a rollout ended (`StopReason`), and a table of what can go wrong: who is to blame, whether to retry, and
-whether to grade it.
+"""How a rollout ended (`StopReason`), and a table of what can go wrong: who is to blame, whether to retry,
+and whether to grade it.
 
 A rollout that ends well has no cause. Any other end has exactly one. If the agent caused it, the rollout is
 graded. If anything else did, it never gets a reward.

@@ -1,11 +1,12 @@
 """Rewards by a command or by a query.
 
 A command runs in the rollout's sandbox. Its last non-empty line counts: a number, an object `{"value": 0.5,
-"detail": "why"}`, or a list of such objects, which may also have `unit`, `target` and `channel`. Its exit status
-must be 0.
+"detail": "why"}`, or a list of such objects, which may also have `unit`, `target` and `channel`. Its exit
+status must be 0.
 
-A query runs over the trace database, or over a SQLite file in the workspace. `:rollout_id` is the rollout's id. A
-row's first column is the value, unless the columns are named `value`, `unit`, `target`, `channel` and `detail`:
+A query runs over the trace database, or over a SQLite file in the workspace. `:rollout_id` is the rollout's
+id. A row's first column is the value, unless the columns are named `value`, `unit`, `target`, `channel` and
+`detail`:
 
 ```toml
 [[rewards]]

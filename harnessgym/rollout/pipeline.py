@@ -3,10 +3,10 @@
 The harness is a black box: it gets a workspace, a key and an address. What it did is read from the store
 afterwards. The workspace is graded once every process the harness started is dead.
 
-`ProxyWatch` notices that the proxy was away while a harness ran. A harness may fail or time out because its calls
-were cut off or never read. That is not the harness's fault, and the trace cannot show it: a call that a stopped
-proxy has not read is recorded nowhere. So a node asks the proxy for its health once a second while it has
-rollouts.
+`ProxyWatch` notices that the proxy was away while a harness ran. A harness may fail or time out because its
+calls were cut off or never read. That is not the harness's fault, and the trace cannot show it: a call that
+a stopped proxy has not read is recorded nowhere. So a node asks the proxy for its health once a second
+while it has rollouts.
 """
 
 import asyncio
@@ -51,7 +51,10 @@ class Absence:
     def __str__(self) -> str:
         if self.replaced:
             return "The proxy was started again while the harness ran"
-        return f"The proxy did not answer for {self.ended - self.began:.1f} s while the harness ran, or the node was stopped"
+        return (
+            f"The proxy did not answer for {self.ended - self.began:.1f} s while "
+            "the harness ran, or the node was stopped"
+        )
 
 
 class ProxyWatch:

@@ -1,8 +1,8 @@
 """When a node takes no more work: admission by memory and disk, and a circuit breaker.
 
-A sandbox is opened only while this machine has room for it. The limits of tasks are ceilings that few rollouts
-reach, so they are not added up. What counts is what is free at the moment. With no sandbox open there is nothing
-to wait for: one is then admitted unless the machine is nearly full.
+A sandbox is opened only while this machine has room for it. The limits of tasks are ceilings that few
+rollouts reach, so they are not added up. What counts is what is free at the moment. With no sandbox open
+there is nothing to wait for: one is then admitted unless the machine is nearly full.
 
 The breaker stops a node after too many infrastructure errors or dropped groups in a row.
 """

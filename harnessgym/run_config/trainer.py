@@ -1,5 +1,5 @@
-"""The `[trainer]` section of a run, how the policy learns and its versions are published, and four sections that
-say what it does with its rollouts.
+"""The `[trainer]` section of a run, how the policy learns and its versions are published, and four sections
+that say what it does with its rollouts.
 
 `[generate]`: which task comes next, and how many rollouts of it. `[filter]`: what of them is trained on.
 `[control]`: how long each may go on. `[replay]`: what is trained again. The rest of what decides which groups

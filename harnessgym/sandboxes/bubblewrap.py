@@ -65,7 +65,10 @@ def bubblewrap_available(bwrap: str = "bwrap") -> str | None:
     """Returns None if bubblewrap works here, else why it does not and what to do."""
     program = shutil.which(bwrap)
     if program is None:
-        return "bubblewrap is not installed. Install it (`apt-get install bubblewrap`), or use the process sandbox."
+        return (
+            "bubblewrap is not installed. Install it (`apt-get install "
+            "bubblewrap`), or use the process sandbox."
+        )
     namespaces = ["--unshare-user", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     probe = [program, *namespaces, *_system(), "--dev", "/dev", "--bind", "/proc", "/proc", "true"]
     done = subprocess.run(probe, capture_output=True, text=True, check=False)

@@ -1,7 +1,7 @@
 """The Docker engine for sandboxes: one client, calls on separate threads, its errors as EngineError.
 
-`accounts` gives the harness's user a name in an image that has none; programs that look up their own user fail
-without one.
+`accounts` gives the harness's user a name in an image that has none; programs that look up their own user
+fail without one.
 """
 
 import asyncio
@@ -91,11 +91,20 @@ def unavailable(host: str = "") -> str | None:
     finally:
         client.close()
     if info.get("OSType") != "linux":
-        return f"The Docker engine at {address(host)} runs {info.get('OSType')} containers. Sandboxes need a Linux engine."
+        return (
+            f"The Docker engine at {address(host)} runs {info.get('OSType')} "
+            "containers. Sandboxes need a Linux engine."
+        )
     if not any("seccomp" in option for option in info.get("SecurityOptions") or ()):
-        return f"The Docker engine at {address(host)} filters no system calls. Start it with its default seccomp profile."
+        return (
+            f"The Docker engine at {address(host)} filters no system calls. "
+            "Start it with its default seccomp profile."
+        )
     if not info.get("MemoryLimit") or not info.get("PidsLimit"):
-        return f"The Docker engine at {address(host)} cannot limit memory and processes. Enable these cgroup controllers."
+        return (
+            f"The Docker engine at {address(host)} cannot limit memory and "
+            "processes. Enable these cgroup controllers."
+        )
     return None
 
 

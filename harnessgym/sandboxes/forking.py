@@ -18,7 +18,10 @@ from harnessgym.sandboxes.forkserver.wire import FORK, READY, ForkEvent, ForkOrd
 from harnessgym.sandboxes.output import Output, PipeReader
 
 FORKSERVER = Path(__file__).parent / "forkserver"
-_BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from forkserver.server import main; del sys.path[0]; main()"
+_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from forkserver.server "
+    "import main; del sys.path[0]; main()"
+)
 _START_S = 120.0
 _SLACK_S = 2.0
 """Extra time past a command's timeout before the node ends it; its init should end it first."""

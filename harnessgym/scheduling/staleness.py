@@ -6,14 +6,15 @@ one version is one consumed batch. Training that continues from an earlier versi
 whose numbers are never used again. Staleness therefore subtracts positions along the surviving chain, and
 tokens sampled by an orphaned version count from the version it forked from.
 
-The bound (η, `trainer.max_staleness`) is enforced elsewhere, in two places, and checked afterwards in a third:
+The bound (η, `trainer.max_staleness`) is enforced elsewhere, in two places, and checked afterwards in a
+third:
 
 - `harnessgym.scheduling.admission`: a group is submitted only if it will be consumed in time. The node's
   planner, `harnessgym.rollout.plan`, asks it.
 - `harnessgym.scheduling.consumption`: a batch takes no group that is too stale. `trainers.batch_collector`
   asks it, and gives up the groups that it drops.
-- `harnessgym.traces.verification.ledger`: `harnessgym traces verify` recomputes the staleness of every trained
-  token from the store.
+- `harnessgym.traces.verification.ledger`: `harnessgym traces verify` recomputes the staleness of every
+  trained token from the store.
 """
 
 from collections.abc import Iterable

@@ -61,7 +61,8 @@ class PolicyCalls:
         unknown = models - set(self.names) - _BY_RULE - self._unknown
         self._unknown |= unknown
         lines = [
-            f"Harnesses asked for the model {model!r}, which is the name of no policy: the first policy, {first!r}, answered. "
+            f"Harnesses asked for the model {model!r}, which is the name of no "
+            f"policy: the first policy, {first!r}, answered. "
             f"The policies are {', '.join(self.names)}."
             for model in sorted(unknown)
         ]

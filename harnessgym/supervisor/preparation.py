@@ -60,8 +60,10 @@ def prepare(
         )
     if config.sampling.max_tokens >= config.engine.max_length:
         notify(
-            f"Sampling: sampling.max_tokens is {config.sampling.max_tokens} and engine.max_length, which prompt "
-            f"and answer share, {config.engine.max_length}: calls end at the latter. Raise engine.max_length, or "
+            f"Sampling: sampling.max_tokens is {config.sampling.max_tokens} "
+            "and engine.max_length, which prompt "
+            f"and answer share, {config.engine.max_length}: calls end at "
+            "the latter. Raise engine.max_length, or "
             "lower sampling.max_tokens."
         )
     _check_tasks(config, notify)

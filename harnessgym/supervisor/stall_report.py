@@ -123,7 +123,10 @@ def _lagging(
             f"{lacks}: it holds update lease {lease} and reads the version's files. If that lasts, see {log}."
         )
     if not held:
-        return f"{lacks}, though no update lease is held: its weight agent does not look. See {log}, and end its process."
+        return (
+            f"{lacks}, though no update lease is held: its weight agent does "
+            f"not look. See {log}, and end its process."
+        )
     others = ", ".join(
         f"{each.holder} (ends in {each.left_s:.0f} s unless renewed)" for each in held.values()
     )
@@ -154,7 +157,8 @@ def _nodes(conn: Connection, run_id: str) -> Iterable[str]:
         )
     for holder, (number, silent_s) in sorted(queue.silent.items()):
         yield (
-            f"{holder} has said nothing for {silent_s:.0f} s longer than its lease, and has {number} rollouts: "
+            f"{holder} has said nothing for {silent_s:.0f} s longer than "
+            f"its lease, and has {number} rollouts: "
             "they run again as soon as another node looks. See its log."
         )
 
@@ -194,7 +198,10 @@ def _groups(conn: Connection, run_id: str, purposes: Sequence[str], engines: Eng
 def _nothing_open(complete: int, purposes: Sequence[str], engines: Engines) -> Iterable[str]:
     """What must act next when no group is open."""
     if complete and "train" in purposes:
-        yield f"{complete} groups are complete and none is open: the trainer trains, or has failed to. See logs/trainer*.log."
+        yield (
+            f"{complete} groups are complete and none is open: the trainer trains, "
+            "or has failed to. See logs/trainer*.log."
+        )
     elif engines.behind:
         names = ", ".join(sorted(engines.behind))
         yield (
@@ -203,7 +210,10 @@ def _nothing_open(complete: int, purposes: Sequence[str], engines: Engines) -> I
             "older one could get staler than trainer.max_staleness."
         )
     elif purposes and engines.newest >= 0:
-        yield "Nothing runs, and every engine serves the newest version: a node is to submit groups. See logs/node*.log."
+        yield (
+            "Nothing runs, and every engine serves the newest version: a node "
+            "is to submit groups. See logs/node*.log."
+        )
 
 
 def _stage(row: wait_report.Unfinished, version: int, engines: Engines) -> str:
@@ -215,11 +225,17 @@ def _stage(row: wait_report.Unfinished, version: int, engines: Engines) -> str:
     if row.sealed:
         return f"{at} is over, and is read back or graded: see the grader's limits (node.evaluate_at_once)."
     if row.call is None:
-        return f"{at} was ready {row.opened_s:.0f} s ago and has not called: it waits for node.max_running, or starts."
+        return (
+            f"{at} was ready {row.opened_s:.0f} s ago and has not called: "
+            "it waits for node.max_running, or starts."
+        )
     ordinal, status, age_s = row.call
     age = f"{age_s:.0f} s"
     if status != "intent":
-        return f"{at} works by itself since its call {ordinal}, {age} ago: its tools run, until the task's limits end it."
+        return (
+            f"{at} works by itself since its call {ordinal}, {age} ago: its "
+            "tools run, until the task's limits end it."
+        )
     able = [each.id for each in engines.rows if engines.may_answer(each, version)]
     whom = ", ".join(able) if able else f"an engine, and none is ready with version {version} or later"
     return f"{at} waits since {age} for the answer to its call {ordinal}: from {whom}."

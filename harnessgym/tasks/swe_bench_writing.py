@@ -30,7 +30,10 @@ _LEFT_OUT = ("version", "base_commit", "eval_script", "image_assets")
 _LISTS = {"fail_to_pass": "FAIL_TO_PASS", "pass_to_pass": "PASS_TO_PASS"}
 _SPACED = "parse_log_pytest_v2"
 """Parser for ids with spaces."""
-_BASE_FILES = "base_files is a column of ours: other readers of SWE-bench rows want an image with the repository instead."
+_BASE_FILES = (
+    "base_files is a column of ours: other readers of SWE-bench rows "
+    "want an image with the repository instead."
+)
 
 
 class SweBenchWriter:

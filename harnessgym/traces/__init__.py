@@ -6,5 +6,6 @@
 - `export` and `exports`, `import_` and `imports`: other formats.
 - `contracts`, `replay`, `transcript`: what a rollout must not do; recorded requests again; texts for people.
 
-SQL belongs in `harnessgym.store`. `tests/layout.toml` lists the modules here whose queries have not moved yet.
+SQL belongs in `harnessgym.store`. `tests/layout.toml` lists the modules here whose queries have not moved
+yet.
 """

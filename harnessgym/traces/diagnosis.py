@@ -53,7 +53,8 @@ new_root: a separate conversation with the same system prompt and tools.
 dropped_messages: messages in the middle, or an answer, were left out."""
 
 _SUMMARY = re.compile(
-    r"summar(?:y|i[sz]e)|compact(?:ed|ion)|continued from a previous|previous conversation|conversation so far"
+    r"summar(?:y|i[sz]e)|compact(?:ed|ion)|continued from a "
+    r"previous|previous conversation|conversation so far"
     r"|context (?:limit|window|checkpoint)|<state_snapshot>",
     re.IGNORECASE,
 )

@@ -1,5 +1,5 @@
-"""A private proxy: a child process that serves one upstream to one command or node. Resolves `--upstream`, the one
-argument that names what answers a wrapped command.
+"""A private proxy: a child process that serves one upstream to one command or node. Resolves `--upstream`,
+the one argument that names what answers a wrapped command.
 """
 
 import json

@@ -51,7 +51,10 @@ class LitellmUpstream:
     async def complete(self, call: TextCall) -> TextAnswer:
         """Ask the model. Raises `TextRefusal` if its provider refuses and `ConfigError` without litellm."""
         if call.request.prompt is not None:
-            detail = "Raw prompts are in the tokens of the policy; an outside model takes messages. Use a chat protocol."
+            detail = (
+                "Raw prompts are in the tokens of the policy; an outside "
+                "model takes messages. Use a chat protocol."
+            )
             raise TextRefusal(Problem("unsupported", detail))
         litellm = await asyncio.to_thread(_litellm)
         try:

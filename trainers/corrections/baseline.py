@@ -1,5 +1,5 @@
-"""What an update takes from a whole batch: VCPO's baseline with the least variance (OPOB), and the learning rate
-of one step.
+"""What an update takes from a whole batch: VCPO's baseline with the least variance (OPOB), and the learning
+rate of one step.
 
 A rule changes the learning rate for this step only.
 """

@@ -4,9 +4,9 @@ Rows [0, active) belong to running sequences, so decoding reads a slice and copi
 keep the keys and values of finished sequences as a prefix cache for later prompts. A row's content is valid
 for one salt only, and all rows are dropped when the weights change.
 
-Sampling is by inverse transform. Each row brings its own uniform number, so the token it gets depends on its own
-logits and its own stream alone, whatever else is in the batch. Logprobs are those of the distribution that was
-sampled: temperature, then top-k, then top-p, renormalised.
+Sampling is by inverse transform. Each row brings its own uniform number, so the token it gets depends on
+its own logits and its own stream alone, whatever else is in the batch. Logprobs are those of the
+distribution that was sampled: temperature, then top-k, then top-p, renormalised.
 """
 
 from dataclasses import dataclass

@@ -3,9 +3,9 @@
 A rollout may have several rows; it makes no difference here which row a token is in. A sum or mean over a
 rollout is over all its trained tokens.
 
-`token_weights` says how much each token counts. Denominators count tokens or rollouts, never rows: a rollout that
-is split into several rows with disjoint masks keeps its weight. Corrections are applied later and do not change
-these weights.
+`token_weights` says how much each token counts. Denominators count tokens or rollouts, never rows: a
+rollout that is split into several rows with disjoint masks keeps its weight. Corrections are applied later
+and do not change these weights.
 """
 
 from collections import Counter

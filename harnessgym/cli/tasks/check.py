@@ -68,7 +68,10 @@ def said(progress: "Progress") -> str:
     """The progress of a check in one line."""
     eta = "" if progress.eta_s is None else f", {_time(progress.eta_s)} left"
     runs = f"{progress.done:,}/{progress.runs:,} runs"
-    return f"{runs}, {progress.finished:,}/{progress.tasks:,} tasks done, {progress.tasks_per_minute:.1f} tasks/min{eta}"
+    return (
+        f"{runs}, {progress.finished:,}/{progress.tasks:,} tasks done, "
+        f"{progress.tasks_per_minute:.1f} tasks/min{eta}"
+    )
 
 
 def _time(seconds: float) -> str:

@@ -130,4 +130,7 @@ def _problems(item: _Replayed) -> Iterator[str]:
     for again in item.rewards:
         if not again.same:
             row = again.row
-            yield f"{rollout}, reward {row.channel} of {row.unit} {row.target}: {row.value:g}, stored {again.stored}"
+            yield (
+                f"{rollout}, reward {row.channel} of {row.unit} {row.target}: "
+                f"{row.value:g}, stored {again.stored}"
+            )

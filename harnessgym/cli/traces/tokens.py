@@ -23,7 +23,10 @@ JSON: [{row, call, call_id, excluded, tokens: [{position, id, text, mask, logpro
 agent}]}]; logprobs are the stored float32 values.
 
 Exit status: 0 done; 2 an error."""
-_HEAD = f"{'position':>8} {'id':>7}  {'text':<24} {'mask':>4} {'logprob':>12} {'version':>7} {'advantage':>10} {'call':>4}  agent"
+_HEAD = (
+    f"{'position':>8} {'id':>7}  {'text':<24} {'mask':>4} {'logprob':>12} "
+    f"{'version':>7} {'advantage':>10} {'call':>4}  agent"
+)
 
 
 def register(app: typer.Typer) -> None:

@@ -3,10 +3,10 @@
 Tests, fixtures and pytest's configuration come from the gold workspace. The candidate's versions of them are
 removed first.
 
-A probe runs one of our programs in a fresh sandbox and reads what it writes to its private descriptor. Every
-line starts with a nonce. The code under test shares a process with the program, so it could learn the nonce and
-write lines of its own. The result therefore says something about that code only, and the report stands beside a
-grade: no reward depends on it.
+A probe runs one of our programs in a fresh sandbox and reads what it writes to its private descriptor.
+Every line starts with a nonce. The code under test shares a process with the program, so it could learn the
+nonce and write lines of its own. The result therefore says something about that code only, and the report
+stands beside a grade: no reward depends on it.
 """
 
 import json

@@ -1,9 +1,9 @@
 """Java's runners: Maven, JUnit XML and Gradle.
 
-Maven prints little about tests that pass. So there are four parsers, those that datasets use. JUnit XML may be
-anywhere in a log, even broken: `<testcase classname="A" name="b">` is the test `A b`. Its parser looks for tags
-and does not parse XML, because logs put other text around and between documents. Gradle with test logging prints
-`Class > method PASSED`; other output may separate the name from the status.
+Maven prints little about tests that pass. So there are four parsers, those that datasets use. JUnit XML may
+be anywhere in a log, even broken: `<testcase classname="A" name="b">` is the test `A b`. Its parser looks
+for tags and does not parse XML, because logs put other text around and between documents. Gradle with test
+logging prints `Class > method PASSED`; other output may separate the name from the status.
 """
 
 import re

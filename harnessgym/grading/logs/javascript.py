@@ -1,5 +1,6 @@
-"""JavaScript's runners: Jest (`--verbose` trees, `--json` put into lines, lines for each file), Karma (the tree of
-its mocha reporter, and the failures that browsers report), and Mocha's reporters and others that number failures.
+"""JavaScript's runners: Jest (`--verbose` trees, `--json` put into lines, lines for each file), Karma (the
+tree of its mocha reporter, and the failures that browsers report), and Mocha's reporters and others that
+number failures.
 """
 
 import re

@@ -32,7 +32,8 @@ micropython = _parser(
 cargo = _parser(r"test\s+(?P<name>\S+)\s+\.\.\.\s+(?P<word>\w+)$", {"ok": _PASSED, "FAILED": _FAILED})
 # `1/3 Test #1: name .....   Passed    0.01 sec`. Names may hold spaces.
 ctest = _parser(
-    r"\d+/\d+ Test\s+#\d+: (?P<name>.+?) (?:\.+ *)(?P<word>Passed|\*\*\*[A-Z][A-Za-z ]*?)\s*(?:\d+\.\d+ sec.*)?$",
+    r"\d+/\d+ Test\s+#\d+: (?P<name>.+?) (?:\.+ *)(?P<word>Passed|\*\*\*[A-Z][A-Za-z "
+    r"]*?)\s*(?:\d+\.\d+ sec.*)?$",
     {
         "Passed": _PASSED,
         "***Skipped": _SKIPPED,

@@ -1,13 +1,13 @@
 """Python's runners: pytest, unittest and Django's.
 
-pytest with `-rA` or `-v` prints `STATUS id` in the short summary, `id STATUS` in progress lines. Ids end at the
-first space, except for datasets that were made differently (`spaced`). The wrapped progress line `PASSED [100%]`
-counts as a test of that name, because lists of expected tests contain it. `SKIPPED [3] path:1: why` is a count
-and no test.
+pytest with `-rA` or `-v` prints `STATUS id` in the short summary, `id STATUS` in progress lines. Ids end at
+the first space, except for datasets that were made differently (`spaced`). The wrapped progress line
+`PASSED [100%]` counts as a test of that name, because lists of expected tests contain it. `SKIPPED [3]
+path:1: why` is a count and no test.
 
-unittest with `-v` prints `test_a (module.Class) ... ok`. If a test has a docstring, its first line stands before
-the dots and is the id. A test's output may come between the dots and `ok`. Then a line that begins with `ok`
-belongs to the last test named.
+unittest with `-v` prints `test_a (module.Class) ... ok`. If a test has a docstring, its first line stands
+before the dots and is the id. A test's output may come between the dots and `ok`. Then a line that begins
+with `ok` belongs to the last test named.
 """
 
 import re
@@ -128,7 +128,8 @@ _VERSION = "--version is equivalent to version"
 _MIGRATION = "Applying sites.0002_alter_domain_unique...test_no_migrations"
 """Output that precedes the name of another test on its line."""
 _VERBOSE = re.compile(
-    r"(?P<name>.+?) \.\.\. (?:.*\b)?(?P<word>ok|FAIL|ERROR|skipped|expected failure|unexpected success)(?: ['\"].*)?$"
+    r"(?P<name>.+?) \.\.\. (?:.*\b)?(?P<word>ok|FAIL|ERROR|skipped|expected "
+    r"failure|unexpected success)(?: ['\"].*)?$"
 )
 _UNITTEST_WORDS = {
     "ok": LogStatus.PASSED, "FAIL": LogStatus.FAILED, "ERROR": LogStatus.ERROR, "skipped": LogStatus.SKIPPED,

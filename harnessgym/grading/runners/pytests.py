@@ -2,8 +2,8 @@
 
 The report is made and judged as `harnessgym.grading.checks.pytests` does, by the same texts: `testing.py`
 runs pytest in a process of its own over tests laid in a new folder, where no conftest.py, pytest.ini,
-sitecustomize.py or plugin of the workspace is looked for; `pytest_report.py` holds ids, phases, exit codes and
-tests with random names against each other.
+sitecustomize.py or plugin of the workspace is looked for; `pytest_report.py` holds ids, phases, exit codes
+and tests with random names against each other.
 
 If this runs as root, that process is of a user that nobody else is, who can write neither where the reward is
 written nor this process, and of whom nothing is left when its result is read. Without root, code under test

@@ -1,8 +1,9 @@
 """Evaluation scripts: runs one in a workspace and reads its log as hostile data; writes one for rows without.
 
-A failure of the environment is an error, not a result. Rows of SWE-bench's version 5 contain their script. Older
-rows leave it to the harness, which has a command for each repository. Those commands are here, in the form that
-fits most versions of a repository; they run the tests that a test patch touches. A row's own script always wins.
+A failure of the environment is an error, not a result. Rows of SWE-bench's version 5 contain their script.
+Older rows leave it to the harness, which has a command for each repository. Those commands are here, in the
+form that fits most versions of a repository; they run the tests that a test patch touches. A row's own
+script always wins.
 """
 
 import secrets
@@ -118,7 +119,10 @@ _FAIL_ONLY = frozenset(
         "eslint/eslint",
     }
 )
-_ACTIVATE = "if [ -f /opt/miniconda3/bin/activate ]; then source /opt/miniconda3/bin/activate; conda activate testbed; fi"
+_ACTIVATE = (
+    "if [ -f /opt/miniconda3/bin/activate ]; then source "
+    "/opt/miniconda3/bin/activate; conda activate testbed; fi"
+)
 
 
 def parser_of(repo: str) -> str:

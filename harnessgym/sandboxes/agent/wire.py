@@ -1,7 +1,7 @@
 """The agent inside a container, seen from the node: its program, and what the two say to each other.
 
-The program is compiled once on this machine and kept by the hash of its source. The structs here are the node's
-half of `agent.h`.
+The program is compiled once on this machine and kept by the hash of its source. The structs here are the
+node's half of `agent.h`.
 """
 
 import fcntl

@@ -1,8 +1,8 @@
 """Builds images with a harness installed: adds layers to the image that a task names.
 
-The image's home becomes a link to the workspace, and what was there moves to a folder that only root can read. So
-whatever a task's setup removes from the copy in the workspace, such as later commits of a repository, is out of
-the agent's reach.
+The image's home becomes a link to the workspace, and what was there moves to a folder that only root can
+read. So whatever a task's setup removes from the copy in the workspace, such as later commits of a
+repository, is out of the agent's reach.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,7 @@
 """Online estimates of how hard each task is for the policy: Beta posteriors with forgetting.
 
-A reward clipped to [0, 1] counts as that many successes, so a reward between 0 and 1 is a partial success. The
-special functions are those that selectors need and numpy lacks.
+A reward clipped to [0, 1] counts as that many successes, so a reward between 0 and 1 is a partial success.
+The special functions are those that selectors need and numpy lacks.
 """
 
 import math

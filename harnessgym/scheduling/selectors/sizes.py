@@ -1,7 +1,7 @@
 """Group sizes that differ: the checks of a run's settings, and a budget of rollouts that is spent exactly.
 
-Groups are submitted one by one. The budget is kept per block: a block has as many chosen groups as a batch, and
-its budget is that number times the usual group size.
+Groups are submitted one by one. The budget is kept per block: a block has as many chosen groups as a batch,
+and its budget is that number times the usual group size.
 """
 
 from collections.abc import Iterator, Sequence

@@ -97,8 +97,8 @@ class EngineApi(Closing):
     async def _watched(self, request: httpx.Request) -> httpx.Response:
         """The answer to a request that may take minutes. Meanwhile the engine is asked whether it is there.
 
-        Without these questions an engine that is stopped while it loads weights would hold an update lease until
-        the longest limit is over, and the run would wait for it.
+        Without these questions an engine that is stopped while it loads weights would hold an update lease
+        until the longest limit is over, and the run would wait for it.
         """
         answering = asyncio.create_task(self._http.send(request))
         try:
