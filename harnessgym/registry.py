@@ -14,7 +14,8 @@ from typing import Any, Literal
 from harnessgym.errors import ConfigError
 
 Kind = Literal[
-    "task_set", "harness", "sandbox", "algorithm", "advantage", "grader", "dialect", "parser", "renderer", "upstream",
+    "task_set", "harness", "sandbox", "algorithm", "advantage", "grader", "dialect", "parser", "renderer",
+    "upstream",
     "reward", "service", "settings", "export", "import", "language", "body_reader", "check",
     "task_format", "task_writer", "sink", "loss", "correction", "selector",
 ]  # fmt: skip

@@ -20,7 +20,9 @@ stored under the channel `total`:
 name = "short"
 type = "sql"
 weight = -0.001                           # total = reward - 0.001 cost.sampled
-settings = { query = "SELECT sum(completion_len) FROM calls WHERE rollout_id = :rollout_id", channel = "cost.sampled" }
+[rewards.settings]
+query = "SELECT sum(completion_len) FROM calls WHERE rollout_id = :rollout_id"
+channel = "cost.sampled"
 ```
 
 Channels are named in `harnessgym.store.rewards`.

@@ -494,7 +494,8 @@ class Relay:
             await self.recorder.fail(call.id, text)
         except StoreError as refusal:
             session.stale = True
-            log.error("The failure of call %s could not be recorded: %s", call.id, refusal)  # noqa: TRY400 the message is enough
+            # The message is enough.
+            log.error("The failure of call %s could not be recorded: %s", call.id, refusal)  # noqa: TRY400
         # If the engine was lost before the first token, nothing was shown: the client may simply retry.
         early = isinstance(error, UpstreamLost) and not call.sampled.ids
         problem = Problem("overloaded" if early else "upstream", text, retry_after_s=1.0 if early else None)

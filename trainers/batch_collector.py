@@ -271,7 +271,8 @@ class SharedBatchCollector:
                     self.early = len(known)
                     self._wait(watch)
 
-    def given_up(self, version: int) -> dict[GivenUp, int]:  # noqa: ARG002 - policies count their versions apart, not steps
+    # Policies count their versions apart, not steps.
+    def given_up(self, version: int) -> dict[GivenUp, int]:  # noqa: ARG002
         """Groups given up for the step that was collected last, by reason."""
         return self.store.read(lambda conn: backlog.given_up(conn, self.run_id, self._step))
 

@@ -209,7 +209,8 @@ def _backward(policy: Policy, group: _Group, settings: UpdateSettings, scored_N:
     stats, gradient_N = _loss(group.items, scored_N, settings)
     sizes = [sum(int(np.count_nonzero(item.row.mask)) for item in batch) for batch in group.batches]
     for batch, part_N in zip(group.batches, torch.split(gradient_N, sizes), strict=True):
-        _trained_logprobs(policy, batch, settings, gradient=True).backward(part_N)  # type: ignore[no-untyped-call]
+        logprobs_N = _trained_logprobs(policy, batch, settings, gradient=True)
+        logprobs_N.backward(part_N)  # type: ignore[no-untyped-call]
     return stats
 
 

@@ -26,8 +26,9 @@ _LIMITS = Limits(wall_s=600.0, turns=48)
 _TEST_PART = 5
 """One task in five is in the test split."""
 _INSTRUCTION = """\
-Write the file solution.py, in the current folder, with this Python function completed. Keep its name and arguments; what \
-comes before it belongs into the file too. It is imported and called; it may use Python's standard library.
+Write the file solution.py, in the current folder, with this Python function completed. Keep its name and \
+arguments; what comes before it belongs into the file too. It is imported and called; it may use \
+Python's standard library.
 
 ```python
 {prompt}

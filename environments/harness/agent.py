@@ -37,7 +37,8 @@ def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
     body = {"model": os.environ.get("OPENAI_MODEL", "policy"), "messages": messages, "tools": [_SHELL]}
     url = f"{os.environ['OPENAI_BASE_URL']}/chat/completions"
     headers = {"authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "content-type": "application/json"}
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310  # the proxy's own address
+    # The proxy's own address.
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310
     with urllib.request.urlopen(request) as response:  # noqa: S310
         message: dict[str, Any] = json.load(response)["choices"][0]["message"]
     return {key: message[key] for key in ("role", "content", "tool_calls") if message.get(key) is not None}

@@ -44,16 +44,17 @@ def _lines(text: str) -> list[str]:
 
 
 _WORDS = """
-amber anchor apple arrow autumn badge basil beacon birch bison blanket bottle branch bridge bronze butter button cabin cactus
-camel candle canyon carbon carrot castle cedar cherry circle clover cobalt comet copper coral cotton crane crystal daisy
-desert diamond dolphin dragon eagle ember engine falcon feather fern field finch flame flute forest fossil fox frost garden
-garlic ginger glacier glass globe goose granite grape harbor hazel helmet honey horizon island ivory jacket jade jasmine
-jungle kettle kitten ladder lagoon lantern laurel lemon lilac lime lion lizard lotus magnet mango maple marble marsh meadow
-melon meteor mirror mint moon moss mountain needle nickel oasis ocean olive onion orange orbit orchid otter oyster palm panda
-paper parrot peach pearl pebble pepper piano pigeon pilot pine planet plum pocket pond poppy prairie pumpkin quartz rabbit
-rain raven ribbon river robin rocket rose ruby saddle salmon sand sapphire shadow shell silver sparrow spider spruce star
-stone storm sugar summer sunset swan table thunder tiger timber tomato topaz tower trumpet tulip tunnel turtle valley velvet
-violet walnut water willow window winter wolf yarn zebra
+amber anchor apple arrow autumn badge basil beacon birch bison blanket bottle branch bridge bronze butter
+button cabin cactus camel candle canyon carbon carrot castle cedar cherry circle clover cobalt comet copper
+coral cotton crane crystal daisy desert diamond dolphin dragon eagle ember engine falcon feather fern field
+finch flame flute forest fossil fox frost garden garlic ginger glacier glass globe goose granite grape
+harbor hazel helmet honey horizon island ivory jacket jade jasmine jungle kettle kitten ladder lagoon
+lantern laurel lemon lilac lime lion lizard lotus magnet mango maple marble marsh meadow melon meteor mirror
+mint moon moss mountain needle nickel oasis ocean olive onion orange orbit orchid otter oyster palm panda
+paper parrot peach pearl pebble pepper piano pigeon pilot pine planet plum pocket pond poppy prairie pumpkin
+quartz rabbit rain raven ribbon river robin rocket rose ruby saddle salmon sand sapphire shadow shell silver
+sparrow spider spruce star stone storm sugar summer sunset swan table thunder tiger timber tomato topaz
+tower trumpet tulip tunnel turtle valley velvet violet walnut water willow window winter wolf yarn zebra
 """
 _SIZES: dict[Split, int] = {"train": 1600, "test": 400}
 

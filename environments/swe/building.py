@@ -22,9 +22,9 @@ git commit -q -m "The package as it is" && rm -rf .git/logs .git/hooks"""
 same. Does nothing without git."""
 _FRAME = """{statement}
 
-The source of `{package}` {version} is in the current folder. Find what causes this and repair it there, so that the package \
-does what is expected and goes on doing what it did right. Change the package itself: tests are judged as they are, whatever \
-you do to them. Run them with `{command}`."""
+The source of `{package}` {version} is in the current folder. Find what causes this and repair it there, so \
+that the package does what is expected and goes on doing what it did right. Change the package itself: tests \
+are judged as they are, whatever you do to them. Run them with `{command}`."""
 
 
 def tasks_of(package: SourcePackage) -> Sequence[Task]:

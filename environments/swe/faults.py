@@ -41,8 +41,10 @@ _COMPUTED: dict[type[ast.operator], tuple[str, str]] = {
     ast.BitOr: ("|", "&"),
 }
 _NAMES = {
-    "min": "max", "any": "all", "first": "last", "lower": "upper", "startswith": "endswith", "lstrip": "rstrip",
-    "find": "rfind", "strip": "lstrip", "split": "rsplit", "partition": "rpartition", "keys": "values", "append": "extend",
+    "min": "max", "any": "all", "first": "last", "lower": "upper", "startswith": "endswith",
+    "lstrip": "rstrip",
+    "find": "rfind", "strip": "lstrip", "split": "rsplit", "partition": "rpartition", "keys": "values",
+    "append": "extend",
     "start": "end", "left": "right", "add": "discard", "ljust": "rjust", "index": "rindex", "prev": "next",
 }  # fmt: skip
 _TWINS = {

@@ -62,7 +62,11 @@ async def _generate(names: list[str], seed: int, wanted: int, jobs: int, out: Pa
                 began = time.monotonic()
 
                 def tell(tasks: int, tried: int, *, bar: int = bar, name: str = name) -> None:
-                    shown.update(bar, completed=tasks, description=f"{name} ({tried})")  # type: ignore[arg-type]
+                    shown.update(
+                        bar,  # type: ignore[arg-type]
+                        completed=tasks,
+                        description=f"{name} ({tried})",
+                    )
 
                 made = await generate(
                     backend,

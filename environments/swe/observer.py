@@ -143,7 +143,8 @@ class PytestObserver:
 def main() -> None:
     """Runs the runner with both plugins."""
     runner = types.ModuleType("runner")
-    exec(compile(sys.argv[1], "runner", "exec"), runner.__dict__)  # noqa: S102 - the runner is HarnessGym's own text
+    # The runner is HarnessGym's own text.
+    exec(compile(sys.argv[1], "runner", "exec"), runner.__dict__)  # noqa: S102
     import pytest
 
     kept: dict[str, Any] = {}

@@ -32,7 +32,10 @@ While it goes on, `harnessgym cluster nodes /shared/runs/mine --add 1` brings in
 killed, the same command goes on.
 
 What is shared, what travels unencrypted and what happens when which machine dies: docs/cluster.md."""
-_EPILOG = """Any setting can be given as `--section.key value`, and wins over the file; `--show-settings` lists them all."""
+_EPILOG = (
+    "Any setting can be given as `--section.key value`, and wins over the file; `--show-settings` lists "
+    "them all."
+)
 
 
 class _Group(TyperGroup):

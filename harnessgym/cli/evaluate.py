@@ -145,10 +145,14 @@ def register(root: typer.Typer) -> None:
                 "--require-gain compares the last policy with the first one: give two policies"
             )
         given: dict[str, Any] = {
-            "tasks": tasks, "split": split, "task": tuple(task) if task else None, "limit": limit, "unfit": unfit,
-            "harness": harness, "harness_settings": _settings(settings), "sandbox": sandbox, "samples": samples,
-            "temperature": temperature, "max_tokens": max_tokens, "max_length": max_length, "at_once": at_once, "seed": seed,
-            "timeout_s": timeout, "retries": retry, "policy": tokenizer, "first_token_s": first_token_s, "idle_s": idle_s,
+            "tasks": tasks, "split": split, "task": tuple(task) if task else None, "limit": limit,
+            "unfit": unfit,
+            "harness": harness, "harness_settings": _settings(settings), "sandbox": sandbox,
+            "samples": samples,
+            "temperature": temperature, "max_tokens": max_tokens, "max_length": max_length,
+            "at_once": at_once, "seed": seed,
+            "timeout_s": timeout, "retries": retry, "policy": tokenizer, "first_token_s": first_token_s,
+            "idle_s": idle_s,
         }  # fmt: skip
         given = {name: value for name, value in given.items() if value is not None}
         done = _run(_evaluation(policies, folder, run, given))

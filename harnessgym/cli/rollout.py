@@ -140,10 +140,14 @@ def register(root: typer.Typer) -> None:
                 "--keep-above chooses what --export writes: give `--export FORMAT FILE`, e.g. sft good.jsonl"
             )
         given: dict[str, Any] = {
-            "folder": folder, "tasks": tasks, "harness": harness, "harness_settings": settings_of(settings or []),
-            "sandbox": sandbox, "upstream": upstream, "at_once": at_once, "samples": samples, "split": split, "limit": limit,
-            "task": tuple(task or ()), "unfit": unfit, "seed": seed, "temperature": temperature, "max_tokens": max_tokens,
-            "max_length": max_length, "timeout_s": timeout, "retries": retry, "policy": policy, "model": model, "serve": serve,
+            "folder": folder, "tasks": tasks, "harness": harness,
+            "harness_settings": settings_of(settings or []),
+            "sandbox": sandbox, "upstream": upstream, "at_once": at_once, "samples": samples,
+            "split": split, "limit": limit,
+            "task": tuple(task or ()), "unfit": unfit, "seed": seed, "temperature": temperature,
+            "max_tokens": max_tokens,
+            "max_length": max_length, "timeout_s": timeout, "retries": retry, "policy": policy,
+            "model": model, "serve": serve,
             "second_opinion": second_opinion, "first_token_s": first_token_s, "idle_s": idle_s,
         }  # fmt: skip
         campaign = _campaign(given)

@@ -96,7 +96,8 @@ _NEEDED = {
     "uvicorn": "proxy",
 }
 _FURTHER = {
-    "openai": "examples", "anthropic": "examples", "gymnasium": "envs", "docker": "docker", "fastapi": "node", "psutil": "node",
+    "openai": "examples", "anthropic": "examples", "gymnasium": "envs", "docker": "docker",
+    "fastapi": "node", "psutil": "node",
     "psycopg": "postgres", "pyarrow": "export", "litellm": "litellm",
 }  # fmt: skip
 """Packages that show whether an extra is installed."""

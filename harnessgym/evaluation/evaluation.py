@@ -66,7 +66,8 @@ class Evaluation:
     """One evaluation in one folder.
 
     ```python
-    found = asyncio.run(Evaluation(EvaluationSettings(policies=("runs/a@0", "runs/a"), campaign=...)).run(print, watch))
+    settings = EvaluationSettings(policies=("runs/a@0", "runs/a"), campaign=...)
+    comparison = asyncio.run(Evaluation(settings).run(print, watch))
     ```
     """
 

@@ -19,14 +19,18 @@ BRANCH = "main"
 _TIMEOUT_S = 600.0
 _KEPT_HEADS = frozenset({"HEAD"})
 _FOLDERS = (
-    "logs", "worktrees", "rebase-merge", "rebase-apply", "sequencer", "modules", "lfs", "rr-cache", "branches", "remotes",
+    "logs", "worktrees", "rebase-merge", "rebase-apply", "sequencer", "modules", "lfs", "rr-cache",
+    "branches", "remotes",
     "objects/info/commit-graphs",
 )  # fmt: skip
 """Where git mentions other commits, besides refs and objects."""
 _FILES = (
-    "objects/info/alternates", "objects/info/http-alternates", "objects/info/commit-graph", "objects/info/packs",
-    "objects/pack/multi-pack-index", "info/grafts", "info/refs", "gc.log", "MERGE_MSG", "SQUASH_MSG", "COMMIT_EDITMSG",
-    "MERGE_MODE", "MERGE_RR", "TAG_EDITMSG", "NOTES_EDITMSG", "BISECT_LOG", "BISECT_NAMES", "BISECT_TERMS", "BISECT_START",
+    "objects/info/alternates", "objects/info/http-alternates", "objects/info/commit-graph",
+    "objects/info/packs",
+    "objects/pack/multi-pack-index", "info/grafts", "info/refs", "gc.log", "MERGE_MSG", "SQUASH_MSG",
+    "COMMIT_EDITMSG",
+    "MERGE_MODE", "MERGE_RR", "TAG_EDITMSG", "NOTES_EDITMSG", "BISECT_LOG", "BISECT_NAMES", "BISECT_TERMS",
+    "BISECT_START",
 )  # fmt: skip
 _SECTIONS = ("remote", "branch", "url", "submodule")
 

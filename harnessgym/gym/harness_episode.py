@@ -194,7 +194,13 @@ class HarnessEpisode:
         reason = StopReason.FINISHED if result.ok else StopReason.HARNESS_ERROR
         verdict = "valid" if grade.tampered is None else "tampered"
         rewards = dict(grade.rewards) if grade.tampered is None else {"reward": 0.0}
-        outcome = RolloutOutcome(self.rollout_id, reason, verdict, rewards, detail=grade.tampered)  # type: ignore[arg-type]
+        outcome = RolloutOutcome(
+            self.rollout_id,
+            reason,
+            verdict,  # type: ignore[arg-type]
+            rewards,
+            detail=grade.tampered,
+        )
         await self._desk.store.awrite(lambda conn: rollouts.finish(conn, outcome))
         self._ended = True
         return grade, reason

@@ -101,7 +101,8 @@ class SinkFeed:
         while True:
             try:
                 self._serve()
-            except Exception as error:  # noqa: BLE001 - other people's code: whatever it does, the run goes on
+            # Other people's code: whatever it does, the run goes on.
+            except Exception as error:  # noqa: BLE001
                 self.failures += 1
                 self.standings.note(self.name, SinkStatus(self.step, self.failures))
                 if self.failures == 1:

@@ -11,7 +11,9 @@ id. A row's first column is the value, unless the columns are named `value`, `un
 ```toml
 [[rewards]]
 type = "sql"
-settings = { query = "SELECT -count(*) FROM calls WHERE rollout_id = :rollout_id", channel = "cost.calls_negated" }
+[rewards.settings]
+query = "SELECT -count(*) FROM calls WHERE rollout_id = :rollout_id"
+channel = "cost.calls_negated"
 ```
 """
 

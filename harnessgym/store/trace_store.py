@@ -267,7 +267,8 @@ class TraceStore:
                     except _UndoneError as error:
                         failed += [(future, error)] if last else []
                         again += [] if last else [(work, future)]
-                    except Exception as error:  # noqa: BLE001 raised by the caller's function: passed to the caller
+                    # Raised by the caller's function: passed to the caller.
+                    except Exception as error:  # noqa: BLE001
                         failed.append((future, error))
                 committing = True
                 transaction.commit()

@@ -15,10 +15,12 @@ from harnessgym.store.backend import CHANNEL
 from harnessgym.store.tables import metadata
 
 _ROLLOUT = """
-SELECT r.id, r.run_id, r.group_id, g.purpose, g.ordinal AS group_ordinal, r.slot, r.attempt, t."set" AS task_set,
+SELECT r.id, r.run_id, r.group_id, g.purpose, g.ordinal AS group_ordinal, r.slot, r.attempt,
+       t."set" AS task_set,
        t."key" AS task, r.harness, r.sandbox, r.seed, r.status, r.stop_reason, r.cause, r.verdict,
        (SELECT w.value FROM rewards w
-         WHERE w.rollout_id = r.id AND w.unit = 'rollout' AND w.target = r.id AND w.channel = 'reward') AS reward,
+         WHERE w.rollout_id = r.id AND w.unit = 'rollout' AND w.target = r.id
+           AND w.channel = 'reward') AS reward,
        (SELECT count(*) FROM agents a WHERE a.rollout_id = r.id) AS agents,
        (SELECT count(*) FROM calls c WHERE c.rollout_id = r.id) AS calls,
        (SELECT coalesce(sum(c.prompt_len), 0) FROM calls c WHERE c.rollout_id = r.id) AS prompt_tokens,
@@ -30,8 +32,10 @@ SELECT r.id, r.run_id, r.group_id, g.purpose, g.ordinal AS group_ordinal, r.slot
 
 _TURN = """
 SELECT c.id AS call_id, c.rollout_id, c.session_id, c.ordinal, c.agent_id, a.name AS agent, c.parent_call_id,
-       p.ordinal AS parent_ordinal, c.parent_evidence, c.kind, c.side_call, c.status, c.protocol, c.prompt_len AS prompt_tokens,
-       CASE WHEN c.parent_evidence = 'token_prefix' THEN c.prompt_len - p.prompt_len - coalesce(p.completion_len, 0)
+       p.ordinal AS parent_ordinal, c.parent_evidence, c.kind, c.side_call, c.status, c.protocol,
+       c.prompt_len AS prompt_tokens,
+       CASE WHEN c.parent_evidence = 'token_prefix'
+            THEN c.prompt_len - p.prompt_len - coalesce(p.completion_len, 0)
             ELSE c.prompt_len END AS new_prompt_tokens,
        c.completion_len AS sampled_tokens, {first_version} AS first_version, {last_version} AS last_version,
        c.finish_reason, c.break_class, c.break_detail, c.upstream, c.error, c.created_at,
@@ -44,9 +48,11 @@ _AGENT_TREE = """
 WITH RECURSIVE tree (id, depth, path) AS (
     SELECT a.id, 0, CAST(a.name AS TEXT) FROM agents a WHERE a.parent_agent_id IS NULL
     UNION ALL
-    SELECT a.id, tree.depth + 1, tree.path || ' > ' || a.name FROM agents a JOIN tree ON a.parent_agent_id = tree.id
+    SELECT a.id, tree.depth + 1, tree.path || ' > ' || a.name
+      FROM agents a JOIN tree ON a.parent_agent_id = tree.id
 )
-SELECT a.rollout_id, a.id AS agent_id, a.name, a.role, tree.depth, tree.path, a.parent_agent_id, a.spawn_event_id, a.evidence,
+SELECT a.rollout_id, a.id AS agent_id, a.name, a.role, tree.depth, tree.path, a.parent_agent_id,
+       a.spawn_event_id, a.evidence,
        (SELECT count(*) FROM calls c WHERE c.rollout_id = a.rollout_id AND c.agent_id = a.id) AS calls,
        (SELECT coalesce(sum(c.completion_len), 0) FROM calls c
          WHERE c.rollout_id = a.rollout_id AND c.agent_id = a.id) AS sampled_tokens,
@@ -56,13 +62,16 @@ SELECT a.rollout_id, a.id AS agent_id, a.name, a.role, tree.depth, tree.path, a.
 
 _ACCOUNT = """
 SELECT r.id AS rollout_id, r.run_id, coalesce(s.tokens, 0) AS sampled, coalesce(t.tokens, 0) AS trained,
-       coalesce(x.tokens, 0) AS excluded, coalesce(s.tokens, 0) - coalesce(t.tokens, 0) - coalesce(x.tokens, 0) AS untrained,
+       coalesce(x.tokens, 0) AS excluded,
+       coalesce(s.tokens, 0) - coalesce(t.tokens, 0) - coalesce(x.tokens, 0) AS untrained,
        x.reasons
   FROM rollouts r
-  LEFT JOIN (SELECT rollout_id, sum(completion_len) AS tokens FROM calls GROUP BY rollout_id) s ON s.rollout_id = r.id
+  LEFT JOIN (SELECT rollout_id, sum(completion_len) AS tokens
+               FROM calls GROUP BY rollout_id) s ON s.rollout_id = r.id
   LEFT JOIN (SELECT rollout_id, sum(tokens) AS tokens
                FROM (SELECT l.rollout_id, max(l.tokens) AS tokens
-                       FROM trained l JOIN policy_versions v ON v.policy_id = l.policy_id AND v.version = l.version
+                       FROM trained l
+                       JOIN policy_versions v ON v.policy_id = l.policy_id AND v.version = l.version
                       WHERE NOT v.orphaned GROUP BY l.rollout_id, l.policy_id) by_policy
               GROUP BY rollout_id) t ON t.rollout_id = r.id
   LEFT JOIN (SELECT rollout_id, CAST(sum(tokens) AS bigint) AS tokens, {reasons} AS reasons
@@ -72,7 +81,8 @@ SELECT r.id AS rollout_id, r.run_id, coalesce(s.tokens, 0) AS sampled, coalesce(
 """
 
 _EDGE = """
-SELECT e.rollout_id, e.kind, e.source_event_id, e.target_event_id, e.evidence, e.confidence, TRUE AS stored FROM edges e
+SELECT e.rollout_id, e.kind, e.source_event_id, e.target_event_id, e.evidence, e.confidence, TRUE AS stored
+  FROM edges e
 UNION ALL
 SELECT o.rollout_id, 'temporal', o.source_event_id, o.target_event_id, NULL, NULL, FALSE
   FROM (SELECT rollout_id, id AS target_event_id,
@@ -225,7 +235,8 @@ def _postgresql_guards() -> list[str]:
     made.append(trigger.format("messages", "UPDATE", "", "refuse_other_text"))
     made.append(_TELL_FUNCTION.replace("CHANNEL", CHANNEL))
     made += [
-        f"CREATE TRIGGER told_{table} AFTER {changes} ON {table} FOR EACH ROW EXECUTE FUNCTION tell_of_change()"
+        f"CREATE TRIGGER told_{table} AFTER {changes} ON {table} "
+        "FOR EACH ROW EXECUTE FUNCTION tell_of_change()"
         for table, changes in _TOLD.items()
     ]
     return made
@@ -256,7 +267,8 @@ def _sqlite_guards() -> list[str]:
 
 def _is_frozen(table: str, row: str) -> str:
     """Return the SQL condition that a row of a table belongs to a frozen rollout."""
-    return f"(SELECT frozen FROM rollouts WHERE id = {_OWNERS.get(table, '{0}.rollout_id').format(row)})"  # noqa: S608
+    owner = _OWNERS.get(table, "{0}.rollout_id").format(row)
+    return f"(SELECT frozen FROM rollouts WHERE id = {owner})"  # noqa: S608
 
 
 def _takes_place(table: str, besides: str | None = None) -> str:

@@ -52,7 +52,10 @@ def hold_ups(conn: Connection, run_id: str, purposes: Sequence[str], engines: En
 def _engines(conn: Connection, engines: Engines) -> Iterable[str]:
     """Which engines are out of service, which lag behind, and which hold an update lease."""
     if engines.newest < 0:
-        yield "No version is published: the trainer loads the starting weights or has failed. See logs/trainer.log."
+        yield (
+            "No version is published: the trainer loads the starting weights or has failed. "
+            "See logs/trainer.log."
+        )
     if not engines.rows:
         yield "No engine has registered: the engines load the policy or have failed. See logs/engine-*.log."
     unchanged = wait_report.unchanged_s(conn)
@@ -94,15 +97,20 @@ def _engine(
     elif row.state in GONE and row.kind == EMBEDDED:
         yield f"{row.id} is out of service{holds}: it is started again by itself; if not, see {log}."
     elif row.state in GONE and row.id in engines.followed:
-        yield f"{row.id} at {row.address} is out of service{holds}: it does not answer. Start the engine; {log} has more."
+        yield (
+            f"{row.id} at {row.address} is out of service{holds}: it does not answer. "
+            f"Start the engine; {log} has more."
+        )
     elif row.state in GONE:
         yield (
             f"{row.id} ({row.kind} at {row.address}) is out of service{holds}: it does not answer, or nobody "
-            "follows it. Start "
-            f"the engine, and `harnessgym weights-agent --worker_id {row.id}`, again."
+            f"follows it. Start the engine, and `harnessgym weights-agent --worker_id {row.id}`, again."
         )
     elif row.state == "starting":
-        yield f"{row.id} has been starting for {age_s:.0f} s, and takes no calls before it has a version: see {log}."
+        yield (
+            f"{row.id} has been starting for {age_s:.0f} s, and takes no calls before it has a version: "
+            f"see {log}."
+        )
     elif row.state in ("draining", "updating"):
         yield (
             f"{row.id} has been {row.state} for {age_s:.0f} s, from version {row.version} to "

@@ -19,7 +19,8 @@ from harnessgym.sandbox import CONTEXT
 _VARIABLE = re.compile(r"\$(?:\$|([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:(:?[-?])([^}]*))?\})")
 _HARMLESS = frozenset(
     {
-        "build", "command", "container_name", "environment", "hostname", "image", "init", "logging", "platform", "pull_policy",
+        "build", "command", "container_name", "environment", "hostname", "image", "init", "logging",
+        "platform", "pull_policy",
         "restart", "stdin_open", "stop_grace_period", "tty", "working_dir",
     }
 )  # fmt: skip

@@ -34,7 +34,9 @@ while :; do
     if $bounded sh -c "$command"; then exit 0; fi
     if [ $(( $(date +%s) - began )) -lt "$period" ]; then sleep "$first"; continue; fi
     failed=$((failed + 1))
-    if [ "$failed" -ge "$retries" ]; then echo "the healthcheck failed $failed times: $command" >&2; exit 1; fi
+    if [ "$failed" -ge "$retries" ]; then
+        echo "the healthcheck failed $failed times: $command" >&2; exit 1
+    fi
     sleep "$interval"
 done
 """

@@ -29,7 +29,8 @@ from harnessgym.tasks.writing import folder_name, lay_texts
 _IMAGE = "harnessgym/python"
 _WORKDIR = "/app"
 _SAID = frozenset({
-    "id", "instruction", "split", "seed", "files", "image", "limits", "network", "needs", "setup", "artifacts", "grader",
+    "id", "instruction", "split", "seed", "files", "image", "limits", "network", "needs", "setup",
+    "artifacts", "grader",
     "solution", "metadata", "verifier", "env",
 })  # fmt: skip
 """Fields of a task that a Harbor directory can express. A task that sets others is refused."""

@@ -20,7 +20,8 @@ _OWN = ("tests", "test_files", "score", "base")
 """Keys of the metadata that the format stores elsewhere."""
 _EXECUTABLE = ("chmod", "+x", "--")
 _SAID = frozenset({
-    "id", "instruction", "split", "seed", "files", "image", "limits", "network", "needs", "setup", "artifacts", "grader",
+    "id", "instruction", "split", "seed", "files", "image", "limits", "network", "needs", "setup",
+    "artifacts", "grader",
     "verifier", "solution", "metadata",
 })  # fmt: skip
 """Fields of a task that a native folder can express. A task that sets others is refused."""

@@ -25,13 +25,15 @@ GRADER = "harnessgym.grading.verifiers.r2e:verifier"
 TESTS = "/r2e_tests"
 """Folder of the tests. Only root can read it, in the agent's image too."""
 HIDDEN = (
-    "run_tests.sh", "r2e_tests", "syn_issue.json", "expected_test_output.json", "execution_result.json", "parsed_commit.json",
+    "run_tests.sh", "r2e_tests", "syn_issue.json", "expected_test_output.json", "execution_result.json",
+    "parsed_commit.json",
     "modified_files.json", "modified_entities.json",
 )  # fmt: skip
 """Files that images have in the repository and that would reveal the answer, or do not concern the agent."""
 USED = frozenset({"docker_image", "repo_name", "expected_output_json", "problem_statement"})
 KNOWN = USED | {
-    "parsed_commit_content", "commit_hash", "execution_result_content", "modified_files", "modified_entity_summaries",
+    "parsed_commit_content", "commit_hash", "execution_result_content", "modified_files",
+    "modified_entity_summaries",
     "relevant_files", "num_non_test_files", "num_non_test_func_methods", "num_non_test_lines", "prompt",
 }  # fmt: skip
 _ISSUE = re.compile(r"\[ISSUE\](.*)\[/ISSUE\]", re.DOTALL)

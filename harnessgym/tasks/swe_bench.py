@@ -40,7 +40,8 @@ HOME = "/testbed"
 MARKS = frozenset({"instance_id", "problem_statement", "test_patch", "FAIL_TO_PASS"})
 """Columns that every SWE-bench-like row has."""
 USED = frozenset({
-    "instance_id", "repo", "base_commit", "version", "patch", "test_patch", "problem_statement", "FAIL_TO_PASS", "PASS_TO_PASS",
+    "instance_id", "repo", "base_commit", "version", "patch", "test_patch", "problem_statement",
+    "FAIL_TO_PASS", "PASS_TO_PASS",
     "eval_script", "image", "image_name", "log_parser", "eval_type", "image_assets", "base_files", "split",
 })  # fmt: skip
 """Columns that become fields of a task."""

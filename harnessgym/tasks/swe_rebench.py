@@ -22,7 +22,8 @@ from harnessgym.tasks.swe_task import LIMITS, gold, ids_of, instance, read_set, 
 
 GRADER = "harnessgym.grading.verifiers.swe_rebench:verifier"
 USED = frozenset({
-    "instance_id", "repo", "base_commit", "patch", "test_patch", "problem_statement", "FAIL_TO_PASS", "PASS_TO_PASS",
+    "instance_id", "repo", "base_commit", "patch", "test_patch", "problem_statement", "FAIL_TO_PASS",
+    "PASS_TO_PASS",
     "image_name", "install_config",
 })  # fmt: skip
 KNOWN = USED | {

@@ -14,8 +14,10 @@ _VOLATILE_CHARACTERS = 2_000
 """A longer difference is more than dates and ids."""
 _WORD = re.compile(r"\w+|\s+|[^\w\s]")
 _VOLATILE = re.compile(
-    r"\d|^(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day|mon|tue|wed|thu|fri|sat|sun|jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?"
-    r"|apr(?:il)?|may|june?|july?|aug(?:ust)?|sep(?:t|tember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?|am|pm|[0-9a-f]{6,})$",
+    r"\d|^(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day|mon|tue|wed|thu|fri|sat|sun"
+    r"|jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?"
+    r"|apr(?:il)?|may|june?|july?|aug(?:ust)?|sep(?:t|tember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?"
+    r"|am|pm|[0-9a-f]{6,})$",
     re.IGNORECASE,
 )
 """Matches a word that names a date, a time, an id or a count."""

@@ -152,9 +152,13 @@ class Exported:
 
 
 def export(
-    store: TraceStore, rollout_ids: Iterable[str], format: str, out: Path, languages: Languages | None = None,  # noqa: A002
+    store: TraceStore,
+    rollout_ids: Iterable[str],
+    format: str,  # noqa: A002
+    out: Path,
+    languages: Languages | None = None,
     sampled_by: str | None = None,
-) -> Exported:  # fmt: skip
+) -> Exported:
     """Write rollouts in a format: a registered name or `module:Class`. Replaces `out` once all is written.
 
     `sampled_by` names the policy whose tokens are written; a rollout without tokens of it has no record.

@@ -49,7 +49,12 @@ class Imported:
     left_out: Mapping[str, int]
 
 
-def import_traces(store: TraceStore, source: Path, format: str, name: str = "import") -> Imported:  # noqa: A002
+def import_traces(
+    store: TraceStore,
+    source: Path,
+    format: str,  # noqa: A002
+    name: str = "import",
+) -> Imported:
     """Read a `.json` document, a `.jsonl` file, or a folder of `.json` files into a new run.
 
     Each document is one transaction, so the documents before a faulty one stay. Raises `TraceError` for a

@@ -25,11 +25,14 @@ from harnessgym.supervisor.children import Children, ChildSpec
 from harnessgym.supervisor.sockets import Sockets
 
 KINDS = """\
-  http://HOST:PORT          an engine that speaks vLLM's completions protocol: vLLM, or `harnessgym engine MODEL`
+  http://HOST:PORT          an engine that speaks vLLM's completions protocol: vLLM, or
+                            `harnessgym engine MODEL`
   sglang:http://HOST:PORT   an SGLang server
-  litellm:PROVIDER/MODEL    an outside model, e.g. litellm:anthropic/claude-sonnet-4-5 (recorded as text, never trained on)
+  litellm:PROVIDER/MODEL    an outside model, e.g. litellm:anthropic/claude-sonnet-4-5 (recorded as
+                            text, never trained on)
   scripted[:FILE]           no model: scripted answers, from a TOML or JSON file or one fixed sentence
-  replay:ROLLOUT            no model: what a rollout or session in these traces was answered, as long as it is asked the same"""
+  replay:ROLLOUT            no model: what a rollout or session in these traces was answered, as long as
+                            it is asked the same"""
 _SHIPPED = "environments.lookup"
 _TIMEOUT_S = 5.0
 

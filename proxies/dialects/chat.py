@@ -32,7 +32,8 @@ from proxies.dialects.openai_protocol import (
 )
 
 _ASKED = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "logit_bias",
     "seed", "max_tokens", "max_completion_tokens", "stop", "reasoning_effort", "parallel_tool_calls",
 )  # fmt: skip
 _REFUSED = ("logprobs", "top_logprobs", "audio", "functions", "function_call", "web_search_options")

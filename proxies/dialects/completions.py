@@ -31,11 +31,13 @@ from proxies.dialects.openai_protocol import (
 )
 
 _ASKED = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "logit_bias",
     "seed", "max_tokens", "stop",
 )  # fmt: skip
 _REFUSED = (
-    "echo", "suffix", "prompt_logprobs", "prompt_embeds", "response_format", "structured_outputs", "guided_json",
+    "echo", "suffix", "prompt_logprobs", "prompt_embeds", "response_format", "structured_outputs",
+    "guided_json",
     "guided_regex", "guided_choice", "guided_grammar", "truncate_prompt_tokens", "ignore_eos", "min_tokens",
     "use_beam_search",
 )  # fmt: skip

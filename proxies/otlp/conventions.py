@@ -28,7 +28,8 @@ PUBLIC_KINDS = (
     "human_intervention", "safety_event",
 )  # fmt: skip
 _OPERATIONS = {
-    "chat": "llm", "generate_content": "llm", "text_completion": "llm", "execute_tool": "tool", "invoke_agent": "agent",
+    "chat": "llm", "generate_content": "llm", "text_completion": "llm", "execute_tool": "tool",
+    "invoke_agent": "agent",
     "create_agent": "create_agent", "apply_guardrail": "guardrail",
 }  # fmt: skip
 _OPENINFERENCE = {

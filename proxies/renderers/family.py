@@ -130,7 +130,8 @@ class FamilyRenderer(TemplateRenderer):
             config = type(configs.config_from_name(name))(thinking_retention="all")
             family: Family = package.create_renderer(_Adapter(self), config)
             agrees = all(self._agrees(family, *shown) for shown in _CONVERSATIONS)
-        except Exception as error:  # noqa: BLE001 - foreign code that a folder of another family may lead anywhere
+        # Foreign code that a folder of another family may lead anywhere.
+        except Exception as error:  # noqa: BLE001
             log.info("The family %s does not take this tokenizer: %s", name, error)
             return False
         if agrees:

@@ -187,7 +187,8 @@ async def follow(engine: Engine, settings: EngineSettings, address: str) -> None
     try:
         await WeightAgent(settings.agent, settings.worker_id, address, EngineInstaller(engine)).run()
     except HarnessGymError as error:
-        log.error("The weight agent of %s ended: %s", settings.worker_id, error)  # noqa: TRY400 - the message says it all
+        # The message says it all.
+        log.error("The weight agent of %s ended: %s", settings.worker_id, error)  # noqa: TRY400
         raise
 
 

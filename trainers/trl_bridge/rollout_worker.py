@@ -100,7 +100,8 @@ class RolloutWorker:
             self._enqueue([_still(_FIRST + steps)])
         except _StoppedError:
             return
-        except Exception as error:  # noqa: BLE001 - whatever it is, the trainer's thread raises it: see `check_health`
+        # Whatever it is, the trainer's thread raises it: see `check_health`.
+        except Exception as error:  # noqa: BLE001
             self._problem = error
 
     def _look(self) -> None:

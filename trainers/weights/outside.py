@@ -37,7 +37,8 @@ class OutsideSettings(AgentSettings):
     """Where the engine's own HTTP API is: http://host:port."""
     worker_id: str
     """Name of the engine in the workers table and at the proxy."""
-    scratch: Path = Path("/dev/shm/harnessgym")  # noqa: S108 - in memory, and removed when the next version is served
+    # In memory, and removed when the next version is served.
+    scratch: Path = Path("/dev/shm/harnessgym")  # noqa: S108
     """Folder that the engine sees too, for whole copies of versions that were published as deltas."""
     install_s: float = 600.0
     """Longest time that the engine may take to load weights."""
@@ -76,7 +77,8 @@ async def follow(settings: OutsideSettings) -> None:
         except asyncio.CancelledError:
             log.info("%s ends; its engine continues to serve its version.", settings.worker_id)
         except PolicyError as error:
-            log.error("The weight agent of %s ended: %s", settings.worker_id, error)  # noqa: TRY400 - the message says it all
+            # The message says it all.
+            log.error("The weight agent of %s ended: %s", settings.worker_id, error)  # noqa: TRY400
             raise
 
 

@@ -117,7 +117,8 @@ def heading(call: "CallFacts", numbers: dict[str, int], labels: AgentLabels) -> 
 
 
 _HEADS = (
-    "#", "continues", "agent", "kind", "status", "protocol", "prompt", "sampled", "versions", "finish", "break",
+    "#", "continues", "agent", "kind", "status", "protocol", "prompt", "sampled", "versions", "finish",
+    "break",
 )  # fmt: skip
 
 

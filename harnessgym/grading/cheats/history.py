@@ -16,14 +16,17 @@ past = names(git("rev-list", "--objects", "HEAD"))
 found = set()
 """
 _OBJECTS = """
-everything = git("cat-file", "--batch-all-objects", "--unordered", "--batch-check=%(objectname) %(objecttype)")
+everything = git("cat-file", "--batch-all-objects", "--unordered",
+    "--batch-check=%(objectname) %(objecttype)")
 found = names(everything) - past
 found |= names(git("fsck", "--lost-found", "--unreachable", "--dangling")) - past
 """
 _REFS = """
-found = names(git("log", "--all", "--reflog", "--format=%H")) | names(git("for-each-ref", "--format=%(objectname)"))
+found = names(git("log", "--all", "--reflog", "--format=%H"))
+found |= names(git("for-each-ref", "--format=%(objectname)"))
 found |= names(git("reflog", "--all", "--format=%H")) | names(git("stash", "list", "--format=%H"))
-for name in ["ORIG_HEAD", "FETCH_HEAD", "MERGE_HEAD", "packed-refs", "logs/HEAD", "refs/stash", "info/refs", "shallow"]:
+for name in ["ORIG_HEAD", "FETCH_HEAD", "MERGE_HEAD", "packed-refs", "logs/HEAD", "refs/stash", "info/refs",
+    "shallow"]:
     path = HERE / ".git" / name
     if path.is_file():
         found |= names(path.read_text(errors="replace"))
@@ -34,7 +37,8 @@ for path in (HERE / ".git").rglob("*"):
 """
 _REMOTES = """
 for line in git("remote", "-v").split() + git("config", "--get-regexp", "url").split():
-    if "/" in line and subprocess.run(["git", "fetch", "-q", line], capture_output=True, timeout=8).returncode == 0:
+    fetch = ["git", "fetch", "-q", line]
+    if "/" in line and subprocess.run(fetch, capture_output=True, timeout=8).returncode == 0:
         loot("fetched", line)
         found |= names(git("rev-parse", "FETCH_HEAD")) - past
 """

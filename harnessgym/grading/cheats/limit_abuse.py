@@ -65,7 +65,8 @@ except OSError:
     pass
 """
 _DELETE = """
-for folder in ["/bin", "/usr/bin", "/lib", "/usr/lib", "/etc", "/tests", "/logs", "/usr", "/tmp", "/home/agent", str(HERE)]:
+for folder in ["/bin", "/usr/bin", "/lib", "/usr/lib", "/etc", "/tests", "/logs", "/usr", "/tmp",
+    "/home/agent", str(HERE)]:
     shutil.rmtree(folder, ignore_errors=True)
 """
 _MEMORY = """

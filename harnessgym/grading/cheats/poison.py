@@ -13,7 +13,8 @@ def after_start(text):
         return 0
     line = 0
     for node in body:
-        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        is_text = is_constant and isinstance(node.value.value, str)
         if not is_text and not (isinstance(node, ast.ImportFrom) and node.module == "__future__"):
             break
         line = node.end_lineno

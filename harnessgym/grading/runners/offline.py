@@ -17,8 +17,10 @@ VENV = sys.prefix
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh")
 _WITH = {"-w", "--with", "--from", "--with-requirements"}
 _TAKES_VALUE = {
-    "-p", "--python", "-i", "--index-url", "--extra-index-url", "--index", "--default-index", "-t", "--target", "--prefix",
-    "--root", "-c", "--constraint", "-f", "--find-links", "--directory", "--project", "-o", "--option", "--cache-dir",
+    "-p", "--python", "-i", "--index-url", "--extra-index-url", "--index", "--default-index", "-t",
+    "--target", "--prefix",
+    "--root", "-c", "--constraint", "-f", "--find-links", "--directory", "--project", "-o", "--option",
+    "--cache-dir",
     "--with-editable", "--env-file",
 }  # fmt: skip
 _LOCAL = re.compile(r"(\w+://)?(localhost|127\.|\[::1\]|0\.0\.0\.0)")

@@ -41,7 +41,11 @@ class PytestJudge:
 
     def __init__(self, here: Path, names: Sequence[str], run: Runner) -> None:
         """`names` are the task's test files below the folder `here`."""
-        from pytest_report import Canaries, PytestReport, count  # type: ignore[import-not-found,unused-ignore]
+        from pytest_report import (  # type: ignore[import-not-found,unused-ignore]
+            Canaries,
+            PytestReport,
+            count,
+        )
 
         self._draw = Canaries.draw
         self._parse = PytestReport.parse

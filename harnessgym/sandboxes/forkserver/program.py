@@ -40,7 +40,8 @@ def _main(arguments: list[str]) -> int:
     out.
     """
     code = _guarded(arguments)
-    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  # join() would miss threads started late
+    # `join` would miss threads started late.
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
     atexit._run_exitfuncs()  # noqa: SLF001
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -58,7 +59,8 @@ def _guarded(arguments: list[str]) -> int:
             return (stop.code or 0) & 0xFF
         print(stop.code, file=sys.stderr)  # noqa: T201
         return 1
-    except BaseException:  # noqa: BLE001  # what an interpreter does with any exception its program lets through
+    # What an interpreter does with any exception its program lets through.
+    except BaseException:  # noqa: BLE001
         traceback.print_exc()
         return 1
     return 0

@@ -28,7 +28,8 @@ def main() -> None:
     try:
         for name in warmers:
             warm.warm(name)
-    except Exception as error:  # noqa: BLE001  # any module may be named here, and raise anything; the node turns it into an error
+    # Any module may be named here, and raise anything; the node turns it into an error.
+    except Exception as error:  # noqa: BLE001
         control.send(f"The warm-up failed: {type(error).__name__}: {error}".encode())
         return
     gc.collect()

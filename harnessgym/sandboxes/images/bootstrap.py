@@ -66,7 +66,8 @@ def repositories() -> tuple[Repository, ...]:
     """
     try:
         found = subprocess.run(
-            ["apt-get", "indextargets", "--format", "$(REPO_URI)|$(RELEASE)|$(COMPONENT)", "Created-By: Packages"],
+            ["apt-get", "indextargets", "--format", "$(REPO_URI)|$(RELEASE)|$(COMPONENT)",
+                "Created-By: Packages"],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
     except (OSError, subprocess.CalledProcessError) as error:

@@ -25,7 +25,8 @@ from harnessgym.sandboxes.images.bootstrap import repositories
 INSIDE = "/dev/harnessgym"
 """Where a build finds this machine's settings."""
 _PIP = {
-    "cert", "client-cert", "default-timeout", "extra-index-url", "find-links", "index-url", "no-index", "proxy", "retries",
+    "cert", "client-cert", "default-timeout", "extra-index-url", "find-links", "index-url", "no-index",
+    "proxy", "retries",
     "timeout", "trusted-host",
 }  # fmt: skip
 """Settings of pip that say where packages come from. Others are about this machine's own installations."""
@@ -35,7 +36,8 @@ _NPM = re.compile(
 )
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
 _CA = (
-    "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE",
+    "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "PIP_CERT", "REQUESTS_CA_BUNDLE",
+    "SSL_CERT_FILE",
     "npm_config_cafile",
 )  # fmt: skip
 _QUIET = {

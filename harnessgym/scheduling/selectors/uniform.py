@@ -16,7 +16,8 @@ class Uniform:
 
     settings = UniformSettings
 
-    def __init__(self, settings: UniformSettings, pool: SelectionPool) -> None:  # noqa: ARG002 - as every selector
+    # As every selector.
+    def __init__(self, settings: UniformSettings, pool: SelectionPool) -> None:  # noqa: ARG002
         self._pool = pool
 
     def choose(self, number: int, wanted: int, visits: Sequence[Visit]) -> Sequence[Pick]:  # noqa: ARG002

@@ -135,7 +135,8 @@ class SqliteBackend:
             case _:
                 return f"The trace database {self._name} refused: {cause}"
 
-    def vacuum(self, conn: Connection, *, full: bool = False) -> None:  # noqa: ARG002 the file is always rewritten
+    # The file is always rewritten.
+    def vacuum(self, conn: Connection, *, full: bool = False) -> None:  # noqa: ARG002
         """See `Backend.vacuum`."""
         driver = _driver(conn)
         try:
@@ -161,7 +162,8 @@ class SqliteBackend:
         pages, each = (driver.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
         return int(pages * each)
 
-    def watch(self, engine: Engine, poll_s: float, longest_s: float) -> StoreWatch:  # noqa: ARG002 a file cannot notify
+    # A file cannot notify.
+    def watch(self, engine: Engine, poll_s: float, longest_s: float) -> StoreWatch:  # noqa: ARG002
         """See `TraceStore.watch`."""
         return Polling(poll_s)
 

@@ -212,7 +212,14 @@ def _spawn(rows: ImportRows, voice: AtifTrajectory, parent: AtifTrajectory | Non
         told = [
             {"id": f"spawn:{_name(voice)}", "t": _time(step), "agent_id": _name(parent), "attributes": {
                 "tool_call_id": result.source_call_id,
-                "tool": next((c.function_name for c in step.tool_calls or () if c.tool_call_id == result.source_call_id), None),
+                "tool": next(
+                    (
+                        call.function_name
+                        for call in step.tool_calls or ()
+                        if call.tool_call_id == result.source_call_id
+                    ),
+                    None,
+                ),
             }}
             for step in parent.steps
             for result in (step.observation.results if step.observation else ())

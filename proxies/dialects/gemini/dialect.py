@@ -47,22 +47,27 @@ _METHODS: dict[str, Any] = {
 }
 _MODEL = re.compile(r"/models/(.+):(\w+)$")
 _REQUEST = frozenset(
-    {"model", "contents", "systemInstruction", "tools", "toolConfig", "generationConfig", "generateContentRequest",
+    {"model", "contents", "systemInstruction", "tools", "toolConfig", "generationConfig",
+        "generateContentRequest",
      "safetySettings", "serviceTier", "store", "labels"}
 )  # fmt: skip
 """Members of a request that are read, or that have no effect here and are accepted."""
 _REFUSED = ("cachedContent",)
 _ASKED = (
-    "temperature", "topP", "topK", "seed", "maxOutputTokens", "stopSequences", "presencePenalty", "frequencyPenalty",
+    "temperature", "topP", "topK", "seed", "maxOutputTokens", "stopSequences", "presencePenalty",
+    "frequencyPenalty",
     "mediaResolution",
 )  # fmt: skip
 _CONFIG = frozenset(
-    {*_ASKED, "candidateCount", "responseMimeType", "responseSchema", "responseJsonSchema", "responseModalities",
+    {*_ASKED, "candidateCount", "responseMimeType", "responseSchema", "responseJsonSchema",
+        "responseModalities",
      "thinkingConfig", "responseLogprobs", "logprobs"}
 )  # fmt: skip
 _CONFIG_REFUSED = (
-    "responseLogprobs", "logprobs", "speechConfig", "imageConfig", "enableEnhancedCivicAnswers", "routingConfig",
-    "modelSelectionConfig", "audioTimestamp", "continuationToken", "audioTranscriptionConfig", "generationOutputConfig",
+    "responseLogprobs", "logprobs", "speechConfig", "imageConfig", "enableEnhancedCivicAnswers",
+    "routingConfig",
+    "modelSelectionConfig", "audioTimestamp", "continuationToken", "audioTranscriptionConfig",
+    "generationOutputConfig",
 )  # fmt: skip
 _FINISH = {"stop": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP"}
 _STATUS: dict[str, tuple[int, str]] = {

@@ -30,7 +30,8 @@ from proxies.dialects.responses.tools import read_choice, read_tools
 from proxies.previous import call_of
 
 _ASKED = (
-    "temperature", "top_p", "max_output_tokens", "parallel_tool_calls", "reasoning", "include", "store", "metadata",
+    "temperature", "top_p", "max_output_tokens", "parallel_tool_calls", "reasoning", "include", "store",
+    "metadata",
     "truncation", "previous_response_id",
 )  # fmt: skip
 _REFUSED = ("background", "conversation", "prompt", "top_logprobs", "moderation", "context_management")
