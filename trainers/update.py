@@ -21,7 +21,8 @@ from harnessgym.traces.trajectories import Row
 from trainers.corrections.baseline import MinimumVariance, reward_of, step_size
 from trainers.corrections.importance_sampling import effective_sample_size
 from trainers.gradients import Item, TokenStats, backward_all
-from trainers.losses.tokens import TimeArray, denominator, sampling_times, token_weights
+from trainers.losses.normalisation import denominator, token_weights
+from trainers.losses.tokens import TimeArray, sampling_times
 from trainers.policy import Policy
 from trainers.update_settings import UpdateSettings
 from trainers.world import ALONE, World

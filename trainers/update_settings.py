@@ -14,8 +14,8 @@ from harnessgym.errors import ConfigError
 from harnessgym.registry import Kind, load, names
 from harnessgym.run_config.run import RunConfig
 from trainers.corrections.settings import CorrectionSettings, Tis
+from trainers.losses.normalisation import Normalisation
 from trainers.losses.settings import Dapo, LossSettings, NamedPart
-from trainers.losses.tokens import Normalisation
 
 
 class Ewma(Config):

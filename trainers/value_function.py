@@ -23,7 +23,7 @@ from harnessgym.traces.trajectories import Row
 from trainers.algorithms import AlgorithmRow
 from trainers.checkpoint import staged
 from trainers.gradients import per_token
-from trainers.losses.tokens import token_weights
+from trainers.losses.normalisation import token_weights
 from trainers.packing import Packed, micro_batches, pack
 from trainers.policy import DecoderLayer, Policy
 from trainers.ppo_settings import CriticSettings

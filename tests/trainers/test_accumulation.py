@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harnessgym.errors import TrainerError
 from tests.trainers.test_update import SETTINGS, make_policy, make_rows, split_row
-from trainers.losses.tokens import Constant, denominator
+from trainers.losses.normalisation import Constant, denominator
 from trainers.update import GradientAccumulation, make_optimizer, policy_update
 
 

@@ -14,7 +14,7 @@ from tests.trainers.recorded_run import learner_of, make_run, record_groups, sav
 from trainers.advantages.estimator import OnRewards
 from trainers.advantages.group_relative import grpo
 from trainers.batch import LoadedGroup, group_part, kept_turns, surest_masked, turn_entropies
-from trainers.losses.tokens import denominator
+from trainers.losses.normalisation import denominator
 
 
 def row(*turns, rollout="r"):

@@ -13,7 +13,7 @@ from harnessgym.errors import TrainerError
 from harnessgym.registry import names
 from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
-from trainers.losses.tokens import Normalisation
+from trainers.losses.normalisation import Normalisation
 from trainers.policy import Policy, PolicyConfig
 from trainers.update import (
     EagerAdamW,

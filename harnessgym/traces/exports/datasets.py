@@ -26,7 +26,8 @@ tags:
 
 Training rows of recorded agent rollouts: token ids, mask, behaviour logprobs and policy versions, one row
 per branch. `ids`, `mask`, `logprobs` and `versions` have one entry a token; mask is 1 where the policy
-sampled the token and the row trains it, logprob is 0.0 and version -1 elsewhere. `policy` names the policy of a row, where several were trained.
+sampled the token and the row trains it, logprob is 0.0 and version -1 elsewhere. `policy` names the policy of
+a row, where several were trained.
 """
 
 

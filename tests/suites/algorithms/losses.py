@@ -12,7 +12,7 @@ from harnessgym.traces.trajectories import Row
 from tests.suites.algorithms.tokens import SEEDS, shares, tokens_of, trl, value_and_gradient
 from trainers.corrections.importance_sampling import mis
 from trainers.losses.clipped import cispo, dppo_tv, gspo, minpro, ppo, reinforce
-from trainers.losses.tokens import Constant, token_weights
+from trainers.losses.normalisation import Constant, token_weights
 from trainers.value_function import value_loss
 
 

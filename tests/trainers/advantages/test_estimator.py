@@ -19,7 +19,7 @@ from trainers.advantages.estimator import OnRewards, make_estimator
 from trainers.advantages.igpo import Igpo, IgpoSettings
 from trainers.algorithms import algorithms
 from trainers.batch import LoadedGroup, gives_signal, make_batch, shuffled
-from trainers.losses.tokens import denominator
+from trainers.losses.normalisation import denominator
 
 CHAIN = VersionChain(())
 

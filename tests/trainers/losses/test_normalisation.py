@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harnessgym.traces.trajectories import Row
-from trainers.losses.tokens import Constant, Normalisation, token_weights
+from trainers.losses.normalisation import Constant, Normalisation, token_weights
 
 MASKS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8), min_size=1, max_size=6)
 
