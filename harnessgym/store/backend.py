@@ -1,10 +1,10 @@
 """The contract that each database of a trace store implements. Implementations are in `backends/`.
 
 A `StoreWatch` waits for writes of other processes: by notification if the database can notify, otherwise by
-polling. It covers what work depends on: the states of runs, groups, rollouts, policy versions and workers, and
-leases that are released. A change that happens between two waits, or between the start of the watch and the
-first wait, ends the next wait at once. The caller must look at the store after each wait, because a wait may
-end without a change. It always ends after a while, since the expiry of a lease notifies nobody.
+polling. It covers what work depends on: the states of runs, groups, rollouts, policy versions and workers,
+and leases that are released. A change that happens between two waits, or between the start of the watch and
+the first wait, ends the next wait at once. The caller must look at the store after each wait, because a
+wait may end without a change. It always ends after a while, since the expiry of a lease notifies nobody.
 """
 
 import asyncio

@@ -206,7 +206,7 @@ def exclude_tokens(conn: Connection, items: Sequence[ExcludedTokens]) -> None:
 
 
 def readmit_rest(conn: Connection, run_id: str, reason: str = RUN_ENDED) -> None:
-    """Remove the exclusions with a reason from groups that may still be trained, because the run continues."""
+    """Remove the exclusions with a reason from groups that may still be trained, as the run continues."""
     waiting = (groups.c.run_id == run_id) & groups.c.state.in_(("open", "complete"))
     of_groups = select(rollouts_table.c.id).join(groups, groups.c.id == rollouts_table.c.group_id)
     rest = (exclusions.c.reason == reason) & exclusions.c.rollout_id.in_(of_groups.where(waiting))

@@ -1,8 +1,8 @@
 """Removes rollouts with all their rows, or only their bodies, and the texts that no body uses any more.
 
-The search for unused texts reads one snapshot; their removal works in portions. A body that is written between
-the two may use such a text again. So each portion takes a lock that keeps writers of texts out, searches the
-bodies that the snapshot could not see, and keeps the texts that they use.
+The search for unused texts reads one snapshot; their removal works in portions. A body that is written
+between the two may use such a text again. So each portion takes a lock that keeps writers of texts out,
+searches the bodies that the snapshot could not see, and keeps the texts that they use.
 """
 
 from collections import Counter

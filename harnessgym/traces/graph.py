@@ -1,8 +1,8 @@
 """The orchestration graph of a rollout: agents, events, typed edges between events, and rewards.
 
 Every call is an event of kind `llm_call` whose id is the call's, whether or not a row was written for it.
-Temporal edges between successive calls of one agent are derived here, but for those that are stored because they
-carry evidence.
+Temporal edges between successive calls of one agent are derived here, but for those that are stored because
+they carry evidence.
 """
 
 from collections.abc import Iterable, Mapping

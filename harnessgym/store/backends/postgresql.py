@@ -1,7 +1,8 @@
 """PostgreSQL, through psycopg 3.
 
 A commit is on the server's disk before it returns. Writers of several processes work concurrently. A watch
-hears of changes by LISTEN and NOTIFY: triggers (`store/views.py`) notify the channel of what processes wait for.
+hears of changes by LISTEN and NOTIFY: triggers (`store/views.py`) notify the channel of what processes wait
+for.
 """
 
 import asyncio

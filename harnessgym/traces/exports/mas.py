@@ -10,8 +10,8 @@ agents.
 
 `t` is in Unix seconds. Rewards of the rollout are keyed by channel, others by `unit/target/channel`.
 
-`mas_schema.json` is written from the description of the schema (`trace-schema/trace_schema.json`). `check` also
-requires unique event ids and edges between existing events.
+`mas_schema.json` is written from the description of the schema (`trace-schema/trace_schema.json`). `check`
+also requires unique event ids and edges between existing events.
 """
 
 import importlib

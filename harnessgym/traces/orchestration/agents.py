@@ -1,7 +1,8 @@
 """The agents of a session, as seen in its traffic: who started whom, each one's last answer and state.
 
-Texts are the evidence: whether a tool call started an agent, and whether an agent's answer came back. Harnesses
-wrap texts into their own templates, break lines and encode them as JSON; the comparison ignores that.
+Texts are the evidence: whether a tool call started an agent, and whether an agent's answer came back.
+Harnesses wrap texts into their own templates, break lines and encode them as JSON; the comparison ignores
+that.
 """
 
 import json
