@@ -78,7 +78,7 @@ def main() -> None:
     for number, arm in enumerate(arms):
         console.print(f"[{number + 1}/{len(arms)}] {arm.name}: {_left(results, len(arms))}")
         results.append(_kept(arm))
-        console.print(f"  {_told(results[-1])}")
+        console.print(f"  {_report_line(results[-1])}")
     pairs = compare(results)
     console.print(_table(results), _verdicts(pairs))
     machine = {"cpus": os.cpu_count(), "python": platform.python_version()}
@@ -244,7 +244,7 @@ def _left(results: Sequence[dict[str, Any]], total: int) -> str:
     return f"about {(total - len(results)) * statistics.mean(each['wall_s'] for each in results) / 60:.0f} minutes left"
 
 
-def _told(result: dict[str, Any]) -> str:
+def _report_line(result: dict[str, Any]) -> str:
     means, times = moving_mean(result["rewards"]), result["times_s"]
     return (
         f"{len(times)} steps in {times[-1]:.0f} s, reward {means[-1]:.2f}, trainer waits "

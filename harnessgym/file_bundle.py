@@ -40,18 +40,18 @@ def bundle(*folders: Path) -> Bundle:
 
     Raises `TaskError` for links, special files, and more than `MAX_BYTES`.
     """
-    found: dict[str, tuple[bytes, bool]] = {}
+    files: dict[str, tuple[bytes, bool]] = {}
     for folder in folders:
         for name, path in _files(folder):
-            found[name] = (path.read_bytes(), bool(path.stat().st_mode & 0o100))
-    size = sum(len(data) for data, _ in found.values())
+            files[name] = (path.read_bytes(), bool(path.stat().st_mode & 0o100))
+    size = sum(len(data) for data, _ in files.values())
     if size > MAX_BYTES:
         raise TaskError(
             f"{folders[-1]} holds {size >> 20} MiB; at most {MAX_BYTES >> 20} are read. Put them into the "
             "image."
         )
     return bundled(
-        {name: data for name, (data, _) in found.items()}, [name for name, (_, run) in found.items() if run]
+        {name: data for name, (data, _) in files.items()}, [name for name, (_, run) in files.items() if run]
     )
 
 

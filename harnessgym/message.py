@@ -69,8 +69,8 @@ class Message:
         """Hash in hex of what the message says, without the proxy's ids, argument formatting and nonces."""
         calls = [[call.name, call.canonical] for call in self.tool_calls]
         role = "tool/error" if self.is_error else self.role
-        said = [role, self.without_nonce().content, self.reasoning, calls, *self.images]
-        return hashlib.blake2b(canonical_json(said).encode(), digest_size=16).hexdigest()
+        fields = [role, self.without_nonce().content, self.reasoning, calls, *self.images]
+        return hashlib.blake2b(canonical_json(fields).encode(), digest_size=16).hexdigest()
 
     def without_nonce(self) -> "Message":
         """The message without the billing lines that a harness adds and changes in each call."""

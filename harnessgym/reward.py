@@ -262,7 +262,7 @@ async def score_all(
     Raises `RewardError` naming the reward that failed, or that scored something already scored.
     """
     rows: dict[tuple[str, str, str], RewardRow] = {}
-    given = {("rollout", record.rollout_id, channel): "the grader" for channel in taken}
+    scorers = {("rollout", record.rollout_id, channel): "the grader" for channel in taken}
     for name, reward in members.items():
         missing = reward.needs - record.offers
         if missing:
@@ -273,10 +273,10 @@ async def score_all(
             for item in await reward.score(record):
                 row = _row(record, name, item)
                 key = (row.unit, row.target, row.channel)
-                if key in given:
-                    raise RewardError(f"{row} was given by {given[key]} already. Set another `channel`.")
+                if key in scorers:
+                    raise RewardError(f"{row} was given by {scorers[key]} already. Set another `channel`.")
                 await record.store.aread(partial(rewards.check, reward=row))
-                rows[key], given[key] = row, f"the reward {name!r}"
+                rows[key], scorers[key] = row, f"the reward {name!r}"
         except StoreUnavailable:  # the database's fault, not the reward's
             raise
         except Exception as error:  # somebody else's code: its bug must not be a reward, nor end the node
@@ -310,11 +310,11 @@ def rescore(store: TraceStore, rollout_id: str) -> list[Rescored]:
     Empty for a rollout without rewards: one that has not finished or whose verdict is not `valid`.
     """
     record = RewardContext(store, rollout_id)
-    found = store.read(lambda conn: rollout_of(conn, rollout_id))
-    if (found.status, found.verdict) != ("finished", "valid"):
+    rollout = store.read(lambda conn: rollout_of(conn, rollout_id))
+    if (rollout.status, rollout.verdict) != ("finished", "valid"):
         return []
-    config = store.read(lambda conn: run_config_of(conn, found.run_id))
-    sections = [validate(RewardSection, raw, f"run {found.run_id}") for raw in config.get("rewards") or ()]
+    config = store.read(lambda conn: run_config_of(conn, rollout.run_id))
+    sections = [validate(RewardSection, raw, f"run {rollout.run_id}") for raw in config.get("rewards") or ()]
     members = {name: reward for name, reward in make_rewards(sections).items() if not reward.needs}
     rows = asyncio.run(score_all(members, record))
     stored = {(item.unit, item.target, item.channel): item.value for item in record.graph.rewards}

@@ -88,7 +88,7 @@ def find_run(folder: RunFolder, store: TraceStore, could_be: Callable[[RunRow], 
     if own is None and identity.in_store:
         raise ConfigError(_lost(folder, identity, held))
     if own is None and held:
-        raise ConfigError(_taken(store, held))
+        raise ConfigError(_database_in_use(store, held))
     if len(held) > 1:
         raise ConfigError(_several(store, held, own))
     if own is not None:
@@ -117,7 +117,7 @@ def enter_run(
     held = store.write(enter)
     if [run.id for run in held] != [identity.id]:
         folder.identity_path.unlink()
-        raise ConfigError(_taken(store, held))
+        raise ConfigError(_database_in_use(store, held))
     record_run(folder, held[0])
     return held[0]
 
@@ -165,7 +165,7 @@ def _find_unidentified(
     if len(held) > 1:
         raise ConfigError(_several(store, held, None))
     if not could_be(held[0]) or not _is_own(folder, store, held[0]):
-        raise ConfigError(_taken(store, held))
+        raise ConfigError(_database_in_use(store, held))
     return held[0]
 
 
@@ -221,7 +221,7 @@ def _lost(folder: RunFolder, identity: RunIdentity, held: list[RunRow]) -> str:
     )
 
 
-def _taken(store: TraceStore, held: list[RunRow]) -> str:
+def _database_in_use(store: TraceStore, held: list[RunRow]) -> str:
     if len(held) > 1:
         return _several(store, held, None)
     weights = store.read(lambda conn: runs.weights_path(conn, held[0].id))

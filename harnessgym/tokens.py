@@ -37,11 +37,13 @@ class TokenArray(array):  # type: ignore[type-arg]  # takes a parameter from Pyt
     @classmethod
     def stored(cls, blob: bytes, length: int, segment: str = "?") -> Self:
         """The token ids of `narrow_ids` bytes. Raises as `widen_ids` does."""
-        found = cls()
-        found.frombytes(blob if len(blob) == _WIDE * length else widen_ids(blob, length, segment).tobytes())
+        token_ids = cls()
+        token_ids.frombytes(
+            blob if len(blob) == _WIDE * length else widen_ids(blob, length, segment).tobytes()
+        )
         if sys.byteorder == "big":
-            found.byteswap()
-        return found
+            token_ids.byteswap()
+        return token_ids
 
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented

@@ -73,7 +73,7 @@ class ModelRequest:
     """The messages before demands were put to the policy in words; None if none were."""
 
     @property
-    def said(self) -> tuple[Message, ...]:
+    def as_sent(self) -> tuple[Message, ...]:
         """The messages as the harness sent them."""
         return self.messages if self.unconstrained is None else self.unconstrained
 

@@ -57,7 +57,7 @@ def joined(earlier: ModelRequest, answer: Message, request: ModelRequest) -> Mod
     The same holds for constraints that were put to the policy in words. Everything but the messages is taken
     from the new request. `earlier` must be whole itself.
     """
-    old = earlier.said[1:] if earlier.instructions else earlier.said
+    old = earlier.as_sent[1:] if earlier.instructions else earlier.as_sent
     front, new = (
         (request.messages[:1], request.messages[1:]) if request.instructions else ((), request.messages)
     )

@@ -69,11 +69,15 @@ class Recording:
         """A call that has an answer, as replays need it."""
         if call.completion_segment is None:
             return None
-        said = self._segments[call.completion_segment]
-        versions = () if said.logprobs is None else versions_of(call.version_spans, len(said.ids)).tolist()
+        completion = self._segments[call.completion_segment]
+        versions = (
+            ()
+            if completion.logprobs is None
+            else versions_of(call.version_spans, len(completion.ids)).tolist()
+        )
         reason = "abort" if call.status == "aborted" else call.finish_reason or "stop"
         return RecordedTurn(
-            call.id, call.ordinal, request_of(request), said.ids, said.logprobs, versions, reason
+            call.id, call.ordinal, request_of(request), completion.ids, completion.logprobs, versions, reason
         )
 
 
@@ -93,8 +97,8 @@ def playback_of(store: TraceStore, name: str, read: Read) -> Playback:
 
 def recordings_of(store: TraceStore, name: str, read: Read) -> list[Recording]:
     """The sessions of a rollout, or one session. Raises `StoreError` if there are none."""
-    found = store.read(lambda conn: sessions.of_rollout(conn, name)) or [name]
-    rows = store.read(lambda conn: [sessions.get(conn, session_id) for session_id in found])
+    session_ids = store.read(lambda conn: sessions.of_rollout(conn, name)) or [name]
+    rows = store.read(lambda conn: [sessions.get(conn, session_id) for session_id in session_ids])
     known = [row for row in rows if row is not None]
     if not known:
         raise StoreError(
@@ -120,12 +124,12 @@ async def replay_rollout(
         ServedPolicy.of(name, languages[each], each) for name, each in known.items() if each in languages
     ]
     recorded = ServedPolicies(several) if several else ServedPolicies.alone(languages[None])
-    found = await asyncio.to_thread(recordings_of, store, rollout_id, recorded.read)
+    recordings = await asyncio.to_thread(recordings_of, store, rollout_id, recorded.read)
     with (
         tempfile.TemporaryDirectory(prefix=_TEMPORARY) as folder,
         TraceStore.create(f"sqlite:///{folder}/replay.db") as own,
     ):
-        for recording in found:
+        for recording in recordings:
             await _Rehearsal(own, recorded, recording, done, skipped).run()
             if done and done[-1].problem is not None:
                 break

@@ -142,7 +142,7 @@ class GroupPart:
     """Rollouts that more than one version sampled."""
 
     @property
-    def taken(self) -> TakenGroup:
+    def as_listed(self) -> TakenGroup:
         """The group as it is listed in the batch."""
         group = self.group.group
         return TakenGroup(
@@ -256,7 +256,7 @@ def join(parts: Sequence[GroupPart]) -> Batch:
     trained = tuple(entry for part in parts for entry in part.trained)
     tokens = sum(entry.tokens for entry in trained)
     return Batch(
-        groups=tuple(part.taken for part in parts),
+        groups=tuple(part.as_listed for part in parts),
         rows=tuple(row for part in parts for row in part.rows),
         advantages=tuple(value for part in parts for value in part.advantages),
         rewards=tuple(value for part in parts for value in part.rewards),

@@ -91,8 +91,8 @@ class BatchCollector:
         self.replayed = 0
         self.early = 0
         wanted = self.options.groups_per_step
-        taken = set(busy)
-        for group in self._replays(version, chain, taken, trained):
+        used_group_ids = set(busy)
+        for group in self._replays(version, chain, used_group_ids, trained):
             self.replayed += 1
             wanted -= 1
             yield joined(group)
@@ -100,7 +100,7 @@ class BatchCollector:
         with self.store.watch(_POLL_S) as watch:
             while wanted:
                 looking()
-                candidates = self._candidates(version, chain, taken)
+                candidates = self._candidates(version, chain, used_group_ids)
                 choice = choose(
                     candidates,
                     1 if self.options.stream else wanted,
@@ -113,7 +113,7 @@ class BatchCollector:
                     if refills and not self.has_signal(group):
                         refills -= self._drop(group_id, "no_signal", version)
                         continue
-                    taken.add(group_id)
+                    used_group_ids.add(group_id)
                     wanted -= 1
                     yield group
                 if not choice.take:

@@ -78,12 +78,12 @@ class PpoTrainer:
         """Train both on a batch. During the critic's warm-up all advantages are zero, so the policy does not
         change.
         """
-        taken = self._taken(groups, learner.step)
+        batch_groups = self._batch_groups(groups, learner.step)
         trained_policy = learner.trained_policy
         chain = learner.chain()
-        rows = [row for group in taken for own in group.rows for row in own]
+        rows = [row for group in batch_groups for own in group.rows for row in own]
         values = trained_policy.values(rows)
-        advantages = self._advantages(taken, values)
+        advantages = self._advantages(batch_groups, values)
         # The critic's targets are returns, so they use the raw advantages; whitening is for the policy only.
         targets = [advantage + value for advantage, value in zip(advantages, values, strict=True)]
         explained = explained_variance(rows, values, targets)
@@ -91,7 +91,7 @@ class PpoTrainer:
             advantages = [np.zeros_like(advantage) for advantage in advantages]
         elif self.settings.whiten:
             advantages = whitened(rows, advantages)
-        batch = _batch(taken, advantages, learner.version, chain)
+        batch = _batch(batch_groups, advantages, learner.version, chain)
         ages = learner.ages(rows, chain)
         recompute = bool(batch.rows) and trained_policy.settings.proximal == "recompute"
         proximal = trained_policy.recomputed(rows) if recompute else None
@@ -110,7 +110,7 @@ class PpoTrainer:
             )
         return batch, _means(policy_steps) | _means(critic_steps) | {"explained_variance": explained}
 
-    def _taken(self, groups: Iterable[LoadedGroup], step: int) -> list[LoadedGroup]:
+    def _batch_groups(self, groups: Iterable[LoadedGroup], step: int) -> list[LoadedGroup]:
         """All groups of the batch; in the control experiment with shuffled rewards."""
         if not self.config.trainer.reward_shuffle:
             return list(groups)

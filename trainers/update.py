@@ -197,8 +197,10 @@ def _checked(
         advantage = np.asarray(advantages[index], dtype=np.float32)
         old = None if proximal is None else np.asarray(proximal[index], dtype=np.float32)
         age = None if ages is None else ages[index]
-        given = [each for each in (old, age) if each is not None]
-        if advantage.shape not in ((), row.ids.shape) or any(each.shape != row.ids.shape for each in given):
+        token_arrays = [each for each in (old, age) if each is not None]
+        if advantage.shape not in ((), row.ids.shape) or any(
+            each.shape != row.ids.shape for each in token_arrays
+        ):
             raise TrainerError(
                 f"Rollout {row.rollout_id}: advantages, proximal logprobs or ages do not have the row's "
                 "length."

@@ -178,12 +178,12 @@ def _named(kind: Kind, base: type[P], given: Any) -> P:
     table = {"name": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
     if not isinstance(table.get("name"), str):
         raise ConfigError(f"A {kind} is a name, or a table with a name; got {given!r}.")
-    found = load(kind, table["name"])
-    if not (isinstance(found, type) and issubclass(found, base)):
+    named_class = load(kind, table["name"])
+    if not (isinstance(named_class, type) and issubclass(named_class, base)):
         raise ConfigError(
             f"{table['name']!r} is not a {kind}: it must be a subclass of {base.__module__}:{base.__name__}."
         )
-    return validate(found, table, f"{kind} {table['name']!r}")
+    return validate(named_class, table, f"{kind} {table['name']!r}")
 
 
 def _fits_run(named: str, config: RunConfig, where: str) -> None:
@@ -218,14 +218,14 @@ def settings_of(config: RunConfig, where: str = "[trainer.update]") -> UpdateSet
     with the reason.
     """
     trainer = config.trainer
-    found = validate(UpdateSettings, dict(trainer.update), where)
-    named = found.proximal if isinstance(found.proximal, str) else found.proximal.name
+    settings = validate(UpdateSettings, dict(trainer.update), where)
+    named = settings.proximal if isinstance(settings.proximal, str) else settings.proximal.name
     _fits_run(named, config, where)
     if trainer.lora.on and find_spec("peft") is None:
         raise ConfigError(
             "trainer.lora needs peft, which is not installed: pip install 'harnessgym-rl[lora]'."
         )
-    if found.baseline == "minimum_variance":
+    if settings.baseline == "minimum_variance":
         if trainer.advantage in names("advantage") and trainer.advantage != "reward":
             raise ConfigError(
                 f"{where}: baseline = 'minimum_variance' chooses what is subtracted from rewards, and "
@@ -246,11 +246,11 @@ def settings_of(config: RunConfig, where: str = "[trainer.update]") -> UpdateSet
     sampled_at = config.sampling.temperature
     if trainer.update.get("temperature", sampled_at) != sampled_at:
         raise ConfigError(
-            f"{where}: temperature = {found.temperature} is not the one that rollouts are sampled at, and at "
-            "which log-probabilities are compared: leave it out, or set sampling.temperature, which is "
+            f"{where}: temperature = {settings.temperature} is not the one that rollouts are sampled at, and "
+            "at which log-probabilities are compared: leave it out, or set sampling.temperature, which is "
             f"{sampled_at}."
         )
     filled: dict[str, Any] = {"temperature": sampled_at}
-    if isinstance(found.proximal, Ewma) and found.proximal.window is None:
-        filled["proximal"] = found.proximal.model_copy(update={"window": trainer.max_staleness})
-    return found.model_copy(update=filled)
+    if isinstance(settings.proximal, Ewma) and settings.proximal.window is None:
+        filled["proximal"] = settings.proximal.model_copy(update={"window": trainer.max_staleness})
+    return settings.model_copy(update=filled)

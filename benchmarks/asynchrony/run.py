@@ -83,7 +83,7 @@ def main() -> None:
         out[name] = {"rows": rows, "wall_s": time.perf_counter() - began, "cpu_s": cpu_s}
         console.print(_table(name, rows, out[name]["cpu_s"]))
         verdicts = targets.judge(out)
-        checks = [verdict.told() for verdict in verdicts]
+        checks = [verdict.to_dict() for verdict in verdicts]
         write_json(_OUT, {"simulated": True, "machine": machine, **kind, "parts": out, "checks": checks})
     console.print(targets.table(verdicts))
     console.print(f"Simulated. Machine: {machine}. Written to {_OUT}.")

@@ -28,7 +28,7 @@ class Verdict:
         """Whether it is good enough."""
         return self.figure >= self.wanted if self.at_least else self.figure <= self.wanted
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         return {**asdict(self), "met": self.met}
 

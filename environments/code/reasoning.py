@@ -116,11 +116,11 @@ def digest_of(items: Sequence[Mapping[str, Any]]) -> str:
 
 def generated(families: Sequence[str]) -> Mapping[str, Sequence[Mapping[str, Any]]]:
     """The items of families from the generators."""
-    found: Mapping[str, Sequence[Mapping[str, Any]]] = _ask(
+    items_by_family: Mapping[str, Sequence[Mapping[str, Any]]] = _ask(
         {"ask": {family: [_seed(family, number) for number in range(_SEEDS)] for family in families}},
         "The set 'reasoning'",
     )
-    return found
+    return items_by_family
 
 
 @functools.cache
@@ -206,5 +206,5 @@ def _ask(job: Mapping[str, Any], whose: str) -> Any:
     except subprocess.TimeoutExpired:
         raise TaskError(f"{whose}: reasoning-gym gave no reply within {_TIMEOUT_S:.0f} s.") from None
     except (IndexError, ValueError) as error:
-        said = done.stderr[-800:].decode(errors="replace").strip() or f"exit status {done.returncode}"
-        raise TaskError(f"{whose}: reasoning-gym gave no reply: {said}") from error
+        reason = done.stderr[-800:].decode(errors="replace").strip() or f"exit status {done.returncode}"
+        raise TaskError(f"{whose}: reasoning-gym gave no reply: {reason}") from error

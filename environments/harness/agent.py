@@ -68,8 +68,8 @@ def main() -> None:
         if not message.get("tool_calls"):
             return
         for call in message["tool_calls"]:
-            said = shell(call["function"]["arguments"])
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": said})
+            output = shell(call["function"]["arguments"])
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": output})
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ _MAX_BYTES = 256
 
 def grade(task: Task, workspace: Path) -> Grade:
     """Reward 1.0 if the stripped text of `answer.txt` is the task's answer, else 0.0. Never raises."""
-    found = read_small_text(workspace / ANSWER_FILE, _MAX_BYTES)
-    return Grade({"reward": float(found is not None and found.strip() == task.metadata["answer"])})
+    answer = read_small_text(workspace / ANSWER_FILE, _MAX_BYTES)
+    return Grade({"reward": float(answer is not None and answer.strip() == task.metadata["answer"])})
 
 
 SYLLABLES = (

@@ -35,8 +35,8 @@ def _is_as_expected(path: Path, text: str | None, *, folder: bool) -> bool:
         return not os.path.lexists(path)
     if folder:
         return path.is_dir() and not path.is_symlink()
-    found = read_small_text(path, _MAX_BYTES)
-    return found is not None and _lines(found) == _lines(text)
+    file_text = read_small_text(path, _MAX_BYTES)
+    return file_text is not None and _lines(file_text) == _lines(text)
 
 
 def _lines(text: str) -> list[str]:

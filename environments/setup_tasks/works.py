@@ -62,22 +62,22 @@ class Search:
             if problem:
                 return problem
             if module in self.shipped:
-                found = self.shipped[module]
-                waiting += imported(found.text, module if found.package else module.rpartition(".")[0])
+                shipped = self.shipped[module]
+                waiting += imported(shipped.text, module if shipped.package else module.rpartition(".")[0])
             waiting += [module.rpartition(".")[0]] * ("." in module)
         return ""
 
     def _wrong(self, module: str) -> str:
-        found = self._find(module)
+        path = self._find(module)
         wanted = self.shipped.get(module)
         if wanted is None:
-            return "" if found is None else f"{module} did not come with the task"
-        if found is None:
+            return "" if path is None else f"{module} did not come with the task"
+        if path is None:
             return f"{module} is not found"
-        same = found.stat().st_size <= _LONGEST_SEARCHED and found.read_bytes() == wanted.text.encode()
+        same = path.stat().st_size <= _LONGEST_SEARCHED and path.read_bytes() == wanted.text.encode()
         return (
             ""
-            if same and (found.name == "__init__.py") == wanted.package
+            if same and (path.name == "__init__.py") == wanted.package
             else f"{module} is not what came with the task"
         )
 
@@ -111,15 +111,15 @@ def imported(source: str, package: str) -> Iterator[str]:
 
 def modules_below(files: Mapping[str, str], root: str) -> dict[str, Shipped]:
     """Every Python file below a folder, by its dotted name from there."""
-    found = {}
+    modules = {}
     for path, text in files.items():
         file = PurePosixPath(path)
         if file.suffix == ".py" and file.is_relative_to(root):
             parts = file.relative_to(root).with_suffix("").parts
             package = parts[-1] == "__init__"
-            found[".".join(parts[:-1] if package else parts)] = Shipped(text, package)
-    found.pop("", None)
-    return found
+            modules[".".join(parts[:-1] if package else parts)] = Shipped(text, package)
+    modules.pop("", None)
+    return modules
 
 
 _REPO = "repo"
@@ -183,13 +183,17 @@ class Works(Check):
         return self._counted(run, problems, broken)
 
     def _counted(self, run: Probe, problems: Mapping[str, str], broken: Sequence[str]) -> CheckOutcome:
-        said = {line["module"]: line["problem"] for line in run.lines if "module" in line}
-        found = {
-            module: problem or said.get(module, "it does not end") for module, problem in problems.items()
+        reported_problems = {line["module"]: line["problem"] for line in run.lines if "module" in line}
+        problems_by_module = {
+            module: problem or reported_problems.get(module, "it does not end")
+            for module, problem in problems.items()
         }
-        resolved = [module for module, problem in found.items() if not problem]
+        resolved = [module for module, problem in problems_by_module.items() if not problem]
         collected = {line["test"] for line in run.lines if "test" in line} & set(self.tests)
-        wrong = [*(f"{module}: {problem}" for module, problem in found.items() if problem), *broken]
+        wrong = [
+            *(f"{module}: {problem}" for module, problem in problems_by_module.items() if problem),
+            *broken,
+        ]
         counts = (
             f"{len(resolved)} of {len(self.imports)} imports, {len(collected)} of {len(self.tests)} tests"
         )
@@ -215,19 +219,19 @@ class Works(Check):
             raise TaskError(
                 f"{bench.where}: the shell did not start: {asked.describe()}. The image needs sh."
             )
-        given = {
+        variables = {
             name: value
             for name, value in zip(names, values, strict=False)
             if value and len(value) <= _LONGEST
         }
-        return home, given
+        return home, variables
 
     def _shipped(self, shipped: Mapping[str, str]) -> dict[str, Shipped]:
-        found = {
+        modules = {
             module: text for root in self.packages for module, text in modules_below(shipped, root).items()
         }
-        found |= {name: Shipped(text, package=False) for name, text in self.texts.items()}
-        return found | {
+        modules |= {name: Shipped(text, package=False) for name, text in self.texts.items()}
+        return modules | {
             name: Shipped(shipped[path], PurePosixPath(path).name == "__init__.py")
             for name, path in self.modules.items()
         }
@@ -247,28 +251,28 @@ class Works(Check):
 def _roots(workspace: Path, home: str, pythonpath: str) -> list[str]:
     """The import path as folders relative to the workspace: `repo`, then `PYTHONPATH`, then `.venv`s."""
     named = [os.path.normpath(os.path.join(home, path)) for path in pythonpath.split(":") if path]
-    found = [_REPO, *(os.path.relpath(path, home) for path in named)]
+    folders = [_REPO, *(os.path.relpath(path, home) for path in named)]
     for packages in sorted(workspace.glob(".venv/lib/python3*/site-packages")):
-        found += [packages.relative_to(workspace).as_posix(), *_linked(packages, home)]
+        folders += [packages.relative_to(workspace).as_posix(), *_linked(packages, home)]
     inside = [
-        path for path in dict.fromkeys(found) if not path.startswith("..") and _is_folder(workspace, path)
+        path for path in dict.fromkeys(folders) if not path.startswith("..") and _is_folder(workspace, path)
     ]
     return inside[:_ROOTS]
 
 
 def _linked(packages: Path, home: str) -> list[str]:
     """Folders that `.pth` files name, as in editable installs. Code in their lines is not run."""
-    found = []
+    folders = []
     for path in sorted(packages.glob("*.pth")):
         if path.is_file() and path.stat().st_size <= _LONGEST:
             lines = path.read_text(errors="replace").splitlines()
             base = os.path.join(home, ".venv", *packages.parts[-3:])
-            found += [
+            folders += [
                 os.path.relpath(os.path.join(base, line), home)
                 for line in lines
                 if line and not line.startswith("import")
             ]
-    return found
+    return folders
 
 
 def _compiled(workspace: Path) -> str:

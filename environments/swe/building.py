@@ -35,8 +35,8 @@ def tasks_of(package: SourcePackage) -> Sequence[Task]:
     manifest = read(package)
     if not manifest.entries:
         return ()
-    found = tree(package.name)
-    return [task_of(manifest, entry, found) for entry in manifest.entries]
+    package_tree = tree(package.name)
+    return [task_of(manifest, entry, package_tree) for entry in manifest.entries]
 
 
 def task_of(manifest: PackageManifest, entry: ManifestTask, tree: Tree) -> Task:
@@ -103,7 +103,7 @@ def _command(tree: Tree) -> str:
 
 def _digest(files: Mapping[str, str]) -> str:
     """A digest of every path and text, in place of a commit id."""
-    told = hashlib.sha256()
+    digest = hashlib.sha256()
     for path, text in sorted(files.items()):
-        told.update(f"{path}\0{hashlib.sha256(text.encode()).hexdigest()}\n".encode())
-    return told.hexdigest()[:40]
+        digest.update(f"{path}\0{hashlib.sha256(text.encode()).hexdigest()}\n".encode())
+    return digest.hexdigest()[:40]

@@ -46,12 +46,12 @@ def edited(files: Mapping[str, str], edits: Sequence[SourceEdit]) -> dict[str, s
 
 def undone(edits: Sequence[SourceEdit]) -> tuple[SourceEdit, ...]:
     """The edits that turn the changed texts back."""
-    found = []
+    inverse_edits = []
     shift = dict.fromkeys((edit.path for edit in edits), 0)
     for edit in _in_order(edits):
-        found.append(SourceEdit(edit.path, edit.start + shift[edit.path], edit.new, edit.old))
+        inverse_edits.append(SourceEdit(edit.path, edit.start + shift[edit.path], edit.new, edit.old))
         shift[edit.path] += len(edit.new.encode()) - len(edit.old.encode())
-    return tuple(found)
+    return tuple(inverse_edits)
 
 
 def _in_order(edits: Sequence[SourceEdit]) -> list[SourceEdit]:

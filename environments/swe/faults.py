@@ -82,14 +82,14 @@ def faults(path: str, text: str) -> list[Fault]:
     except SyntaxError:
         return []
     source = Source(path, text)
-    found = []
+    file_faults = []
     for name, function in _functions(module, ""):
         seen: set[SourceEdit] = set()
         for kind, edit in _in_function(source, function):
             if edit is not None and edit not in seen:
                 seen.add(edit)
-                found.append(Fault(kind, name, edit))
-    return sorted(found, key=_order)
+                file_faults.append(Fault(kind, name, edit))
+    return sorted(file_faults, key=_order)
 
 
 def _order(fault: Fault) -> tuple[int, str, str]:

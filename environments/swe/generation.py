@@ -60,10 +60,10 @@ async def stable_of(bench: FaultBench, folder: Path) -> Stable:
     about = [tree.package.model_dump(mode="json"), version(), sorted(clocked(tree))]
     kept = _file(folder, about)
     if not kept.is_file():
-        found = await bench.pristine()
-        _keep(kept, {"tests": found.tests, "without": found.without, "seconds": found.seconds})
-    told = json.loads(kept.read_text(encoding="utf-8"))
-    return Stable(tuple(told["tests"]), tuple(told["without"]), told["seconds"])
+        stable = await bench.pristine()
+        _keep(kept, {"tests": stable.tests, "without": stable.without, "seconds": stable.seconds})
+    record = json.loads(kept.read_text(encoding="utf-8"))
+    return Stable(tuple(record["tests"]), tuple(record["without"]), record["seconds"])
 
 
 class Proofs:
@@ -146,9 +146,9 @@ def drawn(tree: Tree, seed: int) -> Iterator[Fault]:
         random.shuffle(kinds[kind])
     sources = {path: Source(path, tree.files[path]) for path in tree.code}
     for turn in zip_longest(*(kinds[kind] for kind in sorted(kinds))):
-        found = [fault for fault in turn if fault is not None]
-        random.shuffle(found)
-        yield from (fault for fault in found if sources[fault.edit.path].parses_with(fault.edit))
+        turn_faults = [fault for fault in turn if fault is not None]
+        random.shuffle(turn_faults)
+        yield from (fault for fault in turn_faults if sources[fault.edit.path].parses_with(fault.edit))
 
 
 _TRIES = 14
@@ -278,13 +278,13 @@ async def _pair(proofs: Proofs, first: Proved, second: Proved) -> Mapping[str, F
 
 
 def _entry(tree: Tree, number: int, faults: tuple[Fault, ...], facts: Mapping[str, Fact]) -> ManifestTask:
-    told = statement(tree, facts, Random(f"{tree.package.name} {number}"))
-    assert told is not None, "a fault that cannot be told was not taken"
+    issue = statement(tree, facts, Random(f"{tree.package.name} {number}"))
+    assert issue is not None, "a fault that cannot be told was not taken"
     return ManifestTask(
         number=number,
         kinds=tuple(fault.kind for fault in faults),
         functions=tuple(fault.function for fault in faults),
         edits=tuple(sorted(fault.edit for fault in faults)),
         failing=tuple(sorted(facts)),
-        statement=told,
+        statement=issue,
     )

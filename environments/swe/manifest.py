@@ -78,18 +78,19 @@ def read(package: SourcePackage, folder: Path = FOLDER) -> PackageManifest:
         head, *rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
         tests = tuple(head["tests"])
         entries = tuple(_entry(row, tests) for row in rows)
-        found = PackageManifest(
+        manifest = PackageManifest(
             **{**head, "tests": tests, "without": tuple(head["without"]), "entries": entries}
         )
     except FileNotFoundError:
         raise TaskError(f"There is no manifest {path}. {remedy}") from None
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise TaskError(f"The manifest {path} cannot be read: {error!r}. {remedy}") from error
-    if (found.version, found.sha256) != (package.version, package.sha256):
+    if (manifest.version, manifest.sha256) != (package.version, package.sha256):
         raise TaskError(
-            f"{path} is of {package.name} {found.version}, and packages.toml pins {package.version}. {remedy}"
+            f"{path} is of {package.name} {manifest.version}, and packages.toml pins "
+            f"{package.version}. {remedy}"
         )
-    return found
+    return manifest
 
 
 def _entry(row: dict[str, Any], tests: Sequence[str]) -> ManifestTask:

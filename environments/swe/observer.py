@@ -32,7 +32,7 @@ def _repr(value: Any) -> str | None:
 
 def _statement(function: ast.AST, line: int) -> ast.stmt | None:
     """The innermost statement on a line; one with a body only if the line is of its head."""
-    found = None
+    statement = None
     for node in ast.walk(function):
         if (
             isinstance(node, ast.stmt)
@@ -40,9 +40,11 @@ def _statement(function: ast.AST, line: int) -> ast.stmt | None:
             and node.lineno <= line <= (node.end_lineno or 0)
         ):
             body = getattr(node, "body", None)
-            if found is None or node.lineno >= found.lineno:
-                found = node if body is None or line < body[0].lineno or isinstance(node, ast.With) else found
-    return found
+            if statement is None or node.lineno >= statement.lineno:
+                statement = (
+                    node if body is None or line < body[0].lineno or isinstance(node, ast.With) else statement
+                )
+    return statement
 
 
 def _function(path: str, line: int) -> tuple[list[str], ast.FunctionDef | ast.AsyncFunctionDef | None]:
@@ -85,9 +87,9 @@ def _code(path: str, line: int) -> dict[str, str]:
     first = body[0].lineno if body else statement.lineno
     until = statement.end_lineno or statement.lineno
     before = lines[first - 1 : until]
-    said = textwrap.dedent("\n".join(before)) if len(before) <= _MOST_LINES else ""
+    code = textwrap.dedent("\n".join(before)) if len(before) <= _MOST_LINES else ""
     shown = textwrap.dedent("\n".join(lines[statement.lineno - 1 : until]))
-    return {"statement": shown, "code": said, "wanted": _wanted(function, line)}
+    return {"statement": shown, "code": code, "wanted": _wanted(function, line)}
 
 
 class PytestObserver:
@@ -123,7 +125,7 @@ class PytestObserver:
             plain = {name: _repr(value) for name, value in local.items() if type(value) in _PLAIN}
             fact["locals"], fact["names"] = (
                 sorted(local),
-                {name: said for name, said in plain.items() if said is not None},
+                {name: value_text for name, value_text in plain.items() if value_text is not None},
             )
         if compared is None and info.typename == "AssertionError":
             compared = self._unittest(info)

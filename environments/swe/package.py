@@ -43,7 +43,7 @@ def packages() -> Mapping[str, SourcePackage]:
 
 def package(name: str) -> SourcePackage:
     """The package with this name. Raises ConfigError with the nearest known name."""
-    found = packages().get(name)
-    if found is None:
+    source_package = packages().get(name)
+    if source_package is None:
         raise ConfigError(f"There is no package {name!r} to make tasks of. {nearest(name, list(packages()))}")
-    return found
+    return source_package

@@ -39,11 +39,11 @@ class _Values(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         """Replaces a name that is read, if its value is short."""
-        said = self._names.get(node.id, "")
-        if not isinstance(node.ctx, ast.Load) or not said or len(said) > _LONGEST:
+        value_text = self._names.get(node.id, "")
+        if not isinstance(node.ctx, ast.Load) or not value_text or len(value_text) > _LONGEST:
             return node
         try:
-            return ast.parse(said, mode="eval").body
+            return ast.parse(value_text, mode="eval").body
         except SyntaxError:
             return node
 
@@ -54,10 +54,10 @@ class _Values(ast.NodeTransformer):
 
 def statement(tree: Tree, facts: Mapping[str, Fact], random: Random) -> str | None:
     """The problem in the form of an issue; None if no failure can be described."""
-    told = _examples({test: {**fact, "shared": _shared(tree, test)} for test, fact in facts.items()})
-    if not told:
+    examples = _examples({test: {**fact, "shared": _shared(tree, test)} for test, fact in facts.items()})
+    if not examples:
         return None
-    names = _subjects(tree, told, facts)
+    names = _subjects(tree, examples, facts)
     what = (
         f"{_listed([f'`{name}`' for name in names])} of `{tree.package.name}`"
         if names
@@ -65,9 +65,9 @@ def statement(tree: Tree, facts: Mapping[str, Fact], random: Random) -> str | No
     )
     title = random.choice(_TITLES).format(what=what, verb="behave" if len(names) > 1 else "behaves")
     lines = [f"{title[0].upper()}{title[1:]}", ""]
-    for test in told:
-        lines += [f"- {_indented(told[test])}"]
-    rest = len(facts) - len(told)
+    for test in examples:
+        lines += [f"- {_indented(examples[test])}"]
+    rest = len(facts) - len(examples)
     if rest:
         lines += [
             "",
@@ -80,9 +80,9 @@ def _examples(facts: Mapping[str, Fact]) -> dict[str, str]:
     """A few tests with a sentence for each, of as many different kinds as possible."""
     rounds: dict[str, list[tuple[str, str]]] = {}
     for test in sorted(facts):
-        said = _sentence(facts[test])
-        if said is not None and not _UNSAID.search(said):
-            rounds.setdefault(test.partition("[")[0], []).append((test, said))
+        sentence = _sentence(facts[test])
+        if sentence is not None and not _UNSAID.search(sentence):
+            rounds.setdefault(test.partition("[")[0], []).append((test, sentence))
     chosen: dict[str, str] = {}
     kinds = sorted(rounds.values(), key=_shortest)
     for turn in range(_EXAMPLES):
@@ -123,25 +123,25 @@ def _sentence(fact: Fact) -> str | None:
         return None
     names = fact.get("names", {})
     read = set() if alone else _read(code) - made
-    given = {name: said for name, said in names.items() if name in read and len(said) <= _LONGEST}
-    given |= {
-        name: said
-        for name, said in fact["shared"].items()
+    values = {name: value for name, value in names.items() if name in read and len(value) <= _LONGEST}
+    values |= {
+        name: value
+        for name, value in fact["shared"].items()
         if re.search(rf"\b{name}\b", fact["statement"] if alone else code)
     }
-    with_ = _listed([f"`{name} = {value}`" for name, value in sorted(given.items())])
-    said = _said(
+    with_ = _listed([f"`{name} = {value}`" for name, value in sorted(values.items())])
+    sentence = _symptom(
         fact
         if alone
-        else {**fact, "names": {name: said for name, said in names.items() if name not in made}},
+        else {**fact, "names": {name: value for name, value in names.items() if name not in made}},
         node,
     )
-    if not said or len(said) > 3 * _LONGEST:
+    if not sentence or len(sentence) > 3 * _LONGEST:
         return None
     if alone:
-        return f"With {with_}, {said}" if with_ else said
+        return f"With {with_}, {sentence}" if with_ else sentence
     head = f"In this, with {with_}:" if with_ else "In this:"
-    return f"{head}\n\n```python\n{code}\n```\n\n{said}"
+    return f"{head}\n\n```python\n{code}\n```\n\n{sentence}"
 
 
 def _shared(tree: Tree, test: str) -> Mapping[str, str]:
@@ -152,19 +152,19 @@ def _shared(tree: Tree, test: str) -> Mapping[str, str]:
 
 @cache
 def _set_in_class(text: str, classes: tuple[str, ...]) -> Mapping[str, str]:
-    found: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     body: list[ast.stmt] = ast.parse(text).body if classes else []
     for name in classes:
         body = next((node.body for node in body if isinstance(node, ast.ClassDef) and node.name == name), [])
     for node in body:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if (
-                len(said := ast.unparse(value)) <= _LONGEST
+                len(value_text := ast.unparse(value)) <= _LONGEST
             ):
-                found[f"self.{name}"] = said
+                attributes[f"self.{name}"] = value_text
             case _:
                 pass
-    return found
+    return attributes
 
 
 def _needs(fact: Fact, node: ast.stmt, made: set[str]) -> bool:
@@ -201,7 +201,7 @@ def _assigned(code: str) -> set[str]:
     return {node.id for node in stored if id(node) not in literal}
 
 
-def _said(fact: Fact, node: ast.stmt) -> str | None:
+def _symptom(fact: Fact, node: ast.stmt) -> str | None:
     error = fact["error"]
     wanted = fact.get("wanted", "")
     if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
@@ -344,27 +344,27 @@ def _called(code: str, package: str) -> set[str]:
         calls = [node.func for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
     except SyntaxError:
         return set()
-    found = set()
+    names = set()
     for call in calls:
         match call:
             case ast.Attribute(value=ast.Name(id=module), attr=name) if module == package:
-                found.add(name)
+                names.add(name)
             case ast.Attribute(attr=name) | ast.Name(id=name) if not hasattr(builtins, name):
-                found.add(name)
+                names.add(name)
             case _:
                 pass
-    return found
+    return names
 
 
 def _public(tree: Tree) -> set[str]:
     kinds = (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
-    found = {
+    names = {
         node.name
         for path in tree.code
         for node in ast.walk(ast.parse(tree.files[path]))
         if isinstance(node, kinds)
     }
-    return {name for name in found if not name.startswith("_")}
+    return {name for name in names if not name.startswith("_")}
 
 
 def _listed(words: Sequence[str]) -> str:

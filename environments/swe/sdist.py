@@ -48,7 +48,7 @@ def cache() -> Path:
 
 def texts(package: SourcePackage) -> Mapping[str, str]:
     """The UTF-8 files of a distribution, relative path to text. Raises TaskError if it is not available."""
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     size = 0
     with tarfile.open(fileobj=io.BytesIO(archive(package).read_bytes())) as members:
         for member in members:
@@ -63,10 +63,10 @@ def texts(package: SourcePackage) -> Mapping[str, str]:
             file = members.extractfile(member)
             assert file is not None
             try:
-                found[path] = file.read().decode()
+                files[path] = file.read().decode()
             except UnicodeDecodeError:
                 continue
-    return found
+    return files
 
 
 def archive(package: SourcePackage) -> Path:
@@ -129,10 +129,12 @@ def _download(package: SourcePackage, target: Path) -> None:
             ) from None
         got = next(iter(sorted((folder / "got").glob("*.tar.gz"))), None) if done.returncode == 0 else None
         if got is None or not _is(got, package):
-            said = [line for line in done.stderr.splitlines() if "ERROR" in line][-1:] or [
+            error_lines = [line for line in done.stderr.splitlines() if "ERROR" in line][-1:] or [
                 "pip gave no source distribution"
             ]
-            raise TaskError(f"The source distribution {pinned} cannot be had: {said[0]}. {_remedy(target)}")
+            raise TaskError(
+                f"The source distribution {pinned} cannot be had: {error_lines[0]}. {_remedy(target)}"
+            )
         os.replace(got, target)
 
 

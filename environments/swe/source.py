@@ -59,11 +59,11 @@ class Source:
         gap = self._data[start:end].decode()
         words = r"\s+".join(map(re.escape, old.split()))
         pattern = rf"(?<!\w){words}(?!\w)" if old[0].isalpha() else words
-        found = list(re.finditer(pattern, gap))
-        if len(found) != 1 or "#" in gap:
+        matches = list(re.finditer(pattern, gap))
+        if len(matches) != 1 or "#" in gap:
             return None
-        at = start + len(gap[: found[0].start()].encode())
-        return self._edit(at, at + len(found[0][0].encode()), new)
+        at = start + len(gap[: matches[0].start()].encode())
+        return self._edit(at, at + len(matches[0][0].encode()), new)
 
     def swapped(self, first: Node, second: Node) -> SourceEdit | None:
         """Swaps two nodes."""

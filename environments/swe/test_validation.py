@@ -141,8 +141,8 @@ def _facts(output: bytes, nonce: str) -> tuple[bytes, dict[str, dict[str, Any]]]
     facts: dict[str, dict[str, Any]] = {}
     for line in output.splitlines():
         if line.startswith(start):
-            test, said = (bytes.fromhex(word.decode()).decode() for word in line.split(b" ")[2:])
-            facts.setdefault(test, json.loads(said))
+            test, fact_json = (bytes.fromhex(word.decode()).decode() for word in line.split(b" ")[2:])
+            facts.setdefault(test, json.loads(fact_json))
         else:
             own.append(line)
     return b"\n".join(own), facts

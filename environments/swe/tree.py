@@ -37,18 +37,18 @@ class Tree:
 def tree(name: str) -> Tree:
     """The tree of a package. Raises TaskError if its distribution is not available."""
     wanted = package(name)
-    found = texts(wanted)
+    all_files = texts(wanted)
     # The grader runs tests in a folder of their own, so their paths start at the test folder's name. Test
     # files that are not graded are left out of the workspace too.
     above = str(PurePosixPath(wanted.tests).parent)
-    within = {path: text for path, text in found.items() if _below(path, (wanted.tests,))}
+    within = {path: text for path, text in all_files.items() if _below(path, (wanted.tests,))}
     laid = {path if above == "." else path.removeprefix(f"{above}/"): text for path, text in within.items()}
     graded = _graded(wanted, laid)
     laid = {path: text for path, text in laid.items() if path in graded or not _is_test(path)}
     shown = {path for path in within if (path if above == "." else path.removeprefix(f"{above}/")) in laid}
     files = {
         path: text
-        for path, text in found.items()
+        for path, text in all_files.items()
         if path in shown or (path not in within and _kept(path, text, wanted))
     }
     code = tuple(sorted(path for path in files if _is_code(path, wanted)))
@@ -92,11 +92,11 @@ _WORDS = re.compile(
 
 def clocked(tree: Tree) -> frozenset[str]:
     """Ids of such test functions, without parameters. If a class's set-up does so, all its tests count."""
-    found: set[str] = set()
+    test_ids: set[str] = set()
     for path in tree.graded:
         text = tree.tests[path]
-        _collect(ast.parse(text), text, path, found)
-    return frozenset(found)
+        _collect(ast.parse(text), text, path, test_ids)
+    return frozenset(test_ids)
 
 
 def _collect(node: ast.AST, text: str, above: str, found: set[str]) -> None:

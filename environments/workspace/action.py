@@ -76,20 +76,20 @@ _KEYS: Mapping[str, tuple[str, ...]] = {"run": (), "write": ("text",), "edit": (
 def parse(text: str) -> Action | Misread:
     """Parses a text into an action. Never raises."""
     try:
-        found = json.loads(text)
+        payload = json.loads(text)
     except (ValueError, RecursionError) as error:
         return Misread(f"This is no JSON ({error}). {_GRAMMAR}")
-    if not isinstance(found, dict):
+    if not isinstance(payload, dict):
         return Misread(f"This is no JSON object. {_GRAMMAR}")
-    kinds = [kind for kind in _KEYS if kind in found]
-    if len(kinds) != 1 or set(found) != {kinds[0], *_KEYS[kinds[0]]}:
-        return Misread(f"The keys {sorted(found)} make no action. {_GRAMMAR}")
+    kinds = [kind for kind in _KEYS if kind in payload]
+    if len(kinds) != 1 or set(payload) != {kinds[0], *_KEYS[kinds[0]]}:
+        return Misread(f"The keys {sorted(payload)} make no action. {_GRAMMAR}")
     if kinds == ["submit"]:
-        return SubmitAction() if found["submit"] is True else Misread(f"`submit` must be true. {_GRAMMAR}")
-    problem = next((why for key, value in found.items() if (why := _unusable(key, value))), None)
+        return SubmitAction() if payload["submit"] is True else Misread(f"`submit` must be true. {_GRAMMAR}")
+    problem = next((why for key, value in payload.items() if (why := _unusable(key, value))), None)
     if problem is not None:
         return Misread(f"{problem} {_GRAMMAR}")
-    return _made(kinds[0], found)
+    return _made(kinds[0], payload)
 
 
 def _made(kind: str, found: Mapping[str, str]) -> Action:

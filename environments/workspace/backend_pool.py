@@ -147,7 +147,7 @@ class BackendPool:
     async def _made(self, key: str, task: Task, sandbox: Sandbox) -> Path | None:
         """Furnishes a sandbox for the first time and keeps a snapshot if possible.
 
-        Returns the folder with its initial files, as `_told` does.
+        Returns the folder with its initial files, as `_export_initial_files` does.
         """
         keep = (
             Capability.SNAPSHOT in self.backend.capabilities
@@ -156,7 +156,7 @@ class BackendPool:
         )
         if not keep:
             await furnish(task, sandbox)
-            return await self._told(task, sandbox)
+            return await self._export_initial_files(task, sandbox)
         # A snapshot holds the workspace only. In an image, the set-up may write elsewhere too; then the
         # snapshot from before the set-up is kept, and the set-up runs again for each episode.
         await furnish(replace(task, setup=Setup()), sandbox)
@@ -169,11 +169,11 @@ class BackendPool:
         whole = snapshot is None or await _left_nothing_outside(sandbox)
         if snapshot is None or whole:
             snapshot = await sandbox.snapshot()
-        texts = await self._told(task, sandbox)
+        texts = await self._export_initial_files(task, sandbox)
         self._beginnings[key] = Beginning(sandbox, snapshot, texts, whole)
         return texts
 
-    async def _told(self, task: Task, sandbox: Sandbox) -> Path | None:
+    async def _export_initial_files(self, task: Task, sandbox: Sandbox) -> Path | None:
         """Exports the initial files to a folder and returns it; None if the task has all of them as texts."""
         if not task.setup.run and not task.home:
             return None
@@ -192,8 +192,8 @@ async def _left_nothing_outside(sandbox: Sandbox) -> bool:
 
     Other folders of a container outlast a command too.
     """
-    found = await sandbox.exec(["sh", "-c", _OUTSIDE], timeout_s=_LOOK_S)
-    return found.ok and not found.stdout
+    exec_result = await sandbox.exec(["sh", "-c", _OUTSIDE], timeout_s=_LOOK_S)
+    return exec_result.ok and not exec_result.stdout
 
 
 async def _ended(episode: Episode) -> None:
@@ -222,11 +222,11 @@ def station(name: str, settings: Mapping[str, Any]) -> BackendPool:
         if _closer is None:
             _closer = threading.Thread(target=_close_forgotten, name="harnessgym-closer", daemon=False)
             _closer.start()
-        found = _stations.get(key)
-        if found is None:
-            found = _stations[key] = BackendPool(name, settings)
-        found.users += 1
-        return found
+        pool = _stations.get(key)
+        if pool is None:
+            pool = _stations[key] = BackendPool(name, settings)
+        pool.users += 1
+        return pool
 
 
 def leave(left: BackendPool) -> None:

@@ -32,10 +32,10 @@ Look = Mapping[str, Print]
 
 def look(workspace: Workspace) -> Look:
     """The state of every file and link by path. Raises OSError or SandboxError if the workspace is gone."""
-    found: dict[str, Print] = {}
+    states: dict[str, Print] = {}
     with workspace.opened() as root:
-        _look_into(root, "", found, 0)
-    return found
+        _look_into(root, "", states, 0)
+    return states
 
 
 def _look_into(folder: int, prefix: str, found: dict[str, Print], depth: int) -> None:

@@ -181,14 +181,14 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
         if "task_id" not in options:
             return self._tasks[int(self.np_random.integers(len(self._tasks)))]
         wanted = str(options["task_id"])
-        found = next((task for task in self._tasks if task.id == wanted), None)
-        if found is None:
+        chosen_task = next((task for task in self._tasks if task.id == wanted), None)
+        if chosen_task is None:
             known = [task.id for task in self._tasks]
             raise ConfigError(
                 f"There is no task {wanted!r} in {self._spec_of_tasks!r} ({self._split}). "
                 f"{nearest(wanted, known)}"
             )
-        return found
+        return chosen_task
 
     def _begin(self, task: Task) -> None:
         if self._station is None or not self._station.ours:
@@ -225,10 +225,10 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
         info |= {"verdict": "valid" if grade.tampered is None else "tampered", "detail": grade.tampered or ""}
         info["rewards"] = dict(grade.rewards)
         reward = float(grade.rewards["reward"]) if grade.tampered is None else 0.0
-        said = f"Submitted: {info['verdict']}, reward {reward:g}."
-        self._shown += f"{said}\n"
+        message = f"Submitted: {info['verdict']}, reward {reward:g}."
+        self._shown += f"{message}\n"
         self._end_episode()
-        return observation(said, "", ActionStatus.SUBMITTED), reward, True, False, info
+        return observation(message, "", ActionStatus.SUBMITTED), reward, True, False, info
 
     def _stopped(
         self, reason: str, cause: str, detail: str
@@ -258,10 +258,10 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
 
 def _playable(spec: str, split: Split) -> Sequence[Task]:
     """The tasks without steps. Raises ConfigError if there are none."""
-    found = [task for task in task_set(spec).tasks(split) if not task.steps]
-    if not found:
+    tasks = [task for task in task_set(spec).tasks(split) if not task.steps]
+    if not tasks:
         raise ConfigError(
             f"The tasks {spec!r} have none in the split {split!r} that an environment can play. Give another "
             "split."
         )
-    return found
+    return tasks

@@ -64,13 +64,13 @@ class Episode:
         missing = 0
         code = 0
         if isinstance(action, RunAction):
-            said = await self._shell.run(action.command, timeout_s)
-            output = said.output
-            missing = said.missing
-            code = said.code
+            command_output = await self._shell.run(action.command, timeout_s)
+            output = command_output.output
+            missing = command_output.missing
+            code = command_output.code
             status = (
                 ActionStatus.TIMED_OUT
-                if said.timed_out
+                if command_output.timed_out
                 else ActionStatus.DONE
                 if code == 0
                 else ActionStatus.FAILED
@@ -130,13 +130,13 @@ class Episode:
 
     def _inside(self, path: str) -> str | None:
         """The path relative to the workspace; None if it leads out of it or is the workspace itself."""
-        given = PurePosixPath(path)
-        if given.is_absolute():
-            root = next((root for root in self._roots if given.is_relative_to(root)), None)
+        pure_path = PurePosixPath(path)
+        if pure_path.is_absolute():
+            root = next((root for root in self._roots if pure_path.is_relative_to(root)), None)
             if root is None:
                 return None
-            given = given.relative_to(root)
-        return None if ".." in given.parts or not given.parts else str(given)
+            pure_path = pure_path.relative_to(root)
+        return None if ".." in pure_path.parts or not pure_path.parts else str(pure_path)
 
 
 class _Refused(Exception):

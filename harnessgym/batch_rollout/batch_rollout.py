@@ -337,9 +337,12 @@ def _claim(folder: RunFolder, settings: CampaignSettings, tasks: Sequence[Task])
     )
     # Compared before the claim, so that a refused command leaves a running campaign's folder as it is.
     if changed and recorded is not None:
-        told = "; ".join(f"{name} was {recorded.get(name)!r} and is {asked.get(name)!r}" for name in changed)
+        differences = "; ".join(
+            f"{name} was {recorded.get(name)!r} and is {asked.get(name)!r}" for name in changed
+        )
         raise ConfigError(
-            f"{folder.root} holds another campaign: {told}. Give another --folder, or remove that one first."
+            f"{folder.root} holds another campaign: {differences}. Give another --folder, "
+            "or remove that one first."
         )
     claim_folder(folder)
     if recorded is None:

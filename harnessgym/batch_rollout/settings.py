@@ -70,8 +70,8 @@ def chosen_tasks(settings: CampaignSettings) -> tuple[list[Task], list[str]]:
     """The tasks to run, and remarks about the set. Raises `ConfigError` if there are none."""
     if settings.tasks is None:
         return [], []
-    found = task_set(settings.tasks)
-    named = tasks_named(found, settings.task)
+    whole_set = task_set(settings.tasks)
+    named = tasks_named(whole_set, settings.task)
     chosen = [task for task in named if settings.split in ("all", task.split)]
     if not chosen:
         there = " and ".join(
@@ -79,8 +79,8 @@ def chosen_tasks(settings: CampaignSettings) -> tuple[list[Task], list[str]]:
         )
         hint = f"There are {there}. Give another --split." if there else "Give other --tasks."
         raise ConfigError(f"The tasks {settings.tasks!r} have none in the split {settings.split!r}. {hint}")
-    fit = fitness(settings.tasks, found, chosen)
-    remarks = remarks_of(found)
+    fit = fitness(settings.tasks, whole_set, chosen)
+    remarks = remarks_of(whole_set)
     if fit.refusal and not settings.unfit:
         chosen = [task for task in chosen if task.id not in fit.failed]
         remarks.append(f"left out: {fit.refusal}\n--unfit runs them all the same.")

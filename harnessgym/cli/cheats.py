@@ -46,8 +46,8 @@ def register(root: typer.Typer) -> None:
         from harnessgym.tasks.source import task_set
 
         cheats = named(cheat or ())
-        found = task_set(tasks)
-        chosen = [*found.tasks("train"), *found.tasks("test")][:limit]
+        whole_set = task_set(tasks)
+        chosen = [*whole_set.tasks("train"), *whole_set.tasks("test")][:limit]
         results, skipped = asyncio.run(_run(chosen, cheats, sandbox))
         if json:
             typer.echo(encoder.dumps(report.as_json(results, skipped), indent=2))

@@ -77,11 +77,11 @@ def nodes(
     from harnessgym.cluster.backend import wish, wished
     from harnessgym.run_folder import RunFolder
 
-    found = RunFolder(folder)
+    run_folder = RunFolder(folder)
     if add or remove:
-        wish(found, wished(found) + add - remove)
-    typer.echo(f"{wished(found)} nodes are wanted.")
-    _show_places(found)
+        wish(run_folder, wished(run_folder) + add - remove)
+    typer.echo(f"{wished(run_folder)} nodes are wanted.")
+    _show_places(run_folder)
 
 
 def _fleet(folder: "RunFolder", config: "RunConfig") -> "Processes":

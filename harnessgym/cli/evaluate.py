@@ -144,7 +144,7 @@ def register(root: typer.Typer) -> None:
             raise typer.BadParameter(
                 "--require-gain compares the last policy with the first one: give two policies"
             )
-        given: dict[str, Any] = {
+        options: dict[str, Any] = {
             "tasks": tasks, "split": split, "task": tuple(task) if task else None, "limit": limit,
             "unfit": unfit,
             "harness": harness, "harness_settings": _settings(settings), "sandbox": sandbox,
@@ -154,8 +154,8 @@ def register(root: typer.Typer) -> None:
             "timeout_s": timeout, "retries": retry, "policy": tokenizer, "first_token_s": first_token_s,
             "idle_s": idle_s,
         }  # fmt: skip
-        given = {name: value for name, value in given.items() if value is not None}
-        done = _run(_evaluation(policies, folder, run, given))
+        options = {name: value for name, value in options.items() if value is not None}
+        done = _run(_evaluation(policies, folder, run, options))
         if require_gain:
             _require_gain(done)
 
@@ -202,10 +202,10 @@ def _with_run(path: Path, given: dict[str, Any]) -> dict[str, Any]:
     own = dict(given)
     config = load_config(RunConfig, path).beside(path)
     look_in(*config.code)
-    said = as_in_run(config, own.pop("harness", None), lambda line: typer.echo(line, err=True))
+    run_settings = as_in_run(config, own.pop("harness", None), lambda line: typer.echo(line, err=True))
     # Merged key by key, so that one `--set` does not drop the run's other harness settings.
-    own["harness_settings"] = said["harness_settings"] | own.get("harness_settings", {})
-    return said | own
+    own["harness_settings"] = run_settings["harness_settings"] | own.get("harness_settings", {})
+    return run_settings | own
 
 
 def _run(evaluation: "Evaluation") -> list["Evaluated"]:
@@ -238,8 +238,8 @@ def _print(evaluation: "Evaluation", done: list["Evaluated"], console: "Console"
     console.print(_table(evaluation, done))
     few = min((each.comparison.tasks for each in done if each.comparison), default=len(evaluation.tasks))
     if few < FEW_TASKS:
-        told = f"Intervals over {few} tasks are narrower than they should be. Take {FEW_TASKS} or more."
-        console.print(told, highlight=False, soft_wrap=True)
+        warning = f"Intervals over {few} tasks are narrower than they should be. Take {FEW_TASKS} or more."
+        console.print(warning, highlight=False, soft_wrap=True)
     console.print(str(evaluation.settings.campaign.folder / "eval.json"), highlight=False, soft_wrap=True)
 
 
@@ -271,13 +271,13 @@ def _table(evaluation: "Evaluation", done: list["Evaluated"]) -> "Table":
 def _not_graded(score: "PolicyScore") -> str:
     count = score.rollouts - score.graded
     causes = ", ".join(f"{times} {cause}" for cause, times in score.failures.items())
-    told = f"{count}: {causes}" if causes else str(count)
-    return told if not score.run_again else f"{told} ({score.run_again} run again)"
+    count_and_causes = f"{count}: {causes}" if causes else str(count)
+    return count_and_causes if not score.run_again else f"{count_and_causes} ({score.run_again} run again)"
 
 
 def _tasks(found: "Comparison") -> str:
-    told = f"{found.better}, {found.worse}, {found.equal} tasks"
-    return told if not found.left_out else f"{told}; {found.left_out} left out"
+    counts = f"{found.better}, {found.worse}, {found.equal} tasks"
+    return counts if not found.left_out else f"{counts}; {found.left_out} left out"
 
 
 def _interval(found: "Interval", sign: str = "") -> str:

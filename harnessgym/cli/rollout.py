@@ -139,7 +139,7 @@ def register(root: typer.Typer) -> None:
             raise typer.BadParameter(
                 "--keep-above chooses what --export writes: give `--export FORMAT FILE`, e.g. sft good.jsonl"
             )
-        given: dict[str, Any] = {
+        options: dict[str, Any] = {
             "folder": folder, "tasks": tasks, "harness": harness,
             "harness_settings": settings_of(settings or []),
             "sandbox": sandbox, "upstream": upstream, "at_once": at_once, "samples": samples,
@@ -150,7 +150,7 @@ def register(root: typer.Typer) -> None:
             "model": model, "serve": serve,
             "second_opinion": second_opinion, "first_token_s": first_token_s, "idle_s": idle_s,
         }  # fmt: skip
-        campaign = _campaign(given)
+        campaign = _campaign(options)
         summary = _run(campaign)
         if export is not None:
             _export(campaign, export[0], export[1], keep_above)
@@ -217,9 +217,9 @@ def _print(summary: dict[str, Any], settings: "CampaignSettings", console: "Cons
         "", "mean", "95 % interval", title=f"{summary['graded']} of {summary['rollouts']} rollouts graded"
     )
     for name in ("reward", *(key for key in summary if key.startswith("pass@"))):
-        found = summary[name]
-        interval = "-" if found["low"] is None else f"[{found['low']:.3f}, {found['high']:.3f}]"
-        table.add_row(name, "-" if found["mean"] is None else f"{found['mean']:.3f}", interval)
+        estimate = summary[name]
+        interval = "-" if estimate["low"] is None else f"[{estimate['low']:.3f}, {estimate['high']:.3f}]"
+        table.add_row(name, "-" if estimate["mean"] is None else f"{estimate['mean']:.3f}", interval)
     console.print(table)
     if summary["causes"]:
         console.print(

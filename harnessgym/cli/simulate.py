@@ -78,15 +78,15 @@ def register(root: typer.Typer) -> None:
             return
         loaded = load_config(model, config, context.args)
         try:
-            found = _compare(loaded, arm or (), seeds, replay, Console(stderr=True))
+            comparison = _compare(loaded, arm or (), seeds, replay, Console(stderr=True))
         except KeyboardInterrupt:
             typer.echo("Interrupted. Nothing was written.", err=True)
             raise SystemExit(130) from None
         if json:
-            typer.echo(encoder.dumps(found.told(), indent=2))
+            typer.echo(encoder.dumps(comparison.to_dict(), indent=2))
             return
         console = stdout()
-        for table in found.tables():
+        for table in comparison.tables():
             console.print(table)
         console.print(
             "All figures are simulated: see docs/scaling.md for what that cannot show.", highlight=False

@@ -145,7 +145,9 @@ def _serve(supervisor: "Supervisor", console: "Console") -> None:
     config = supervisor.config
     observer = RunObserver(folder, supervisor.store, partial(restarts, supervisor.children))
     dashboard = Dashboard(console, Journal(folder.observed_path).kept(observer.look))
-    place = SinkPlace(folder.root, supervisor.run_id, config.name, config.metrics.project, _told(config))
+    place = SinkPlace(
+        folder.root, supervisor.run_id, config.name, config.metrics.project, _public_settings(config)
+    )
     sinks = {name: load("sink", name) for name in config.metrics.sinks}
     # The sinks end before the dashboard closes, so that their last messages appear above the panel.
     with dashboard, feeding(sinks, place, dashboard.say):
@@ -154,7 +156,7 @@ def _serve(supervisor: "Supervisor", console: "Console") -> None:
         dashboard.finish()
 
 
-def _told(config: "RunConfig") -> dict[str, Any]:
+def _public_settings(config: "RunConfig") -> dict[str, Any]:
     """The settings for sinks, which may upload them: without those that hold keys, passwords or addresses."""
     # Settings of harnesses and rewards may hold API keys; the store's URL may hold a password.
     secret: Any = {
@@ -236,7 +238,7 @@ def _failures(evaluation: dict[str, Any]) -> list[str]:
     lines = []
     for purpose, causes in evaluation["failed_attempts"].items():
         if causes:
-            told = ", ".join(f"{count} {cause}" for cause, count in causes.items())
+            cause_counts = ", ".join(f"{count} {cause}" for cause, count in causes.items())
             left = evaluation["not_graded"][purpose]
             rest = (
                 f"{left} rollouts have no grade and are left out of these numbers"
@@ -244,7 +246,8 @@ def _failures(evaluation: dict[str, Any]) -> list[str]:
                 else "all were run again and graded"
             )
             lines.append(
-                f"{purpose}: infrastructure failures ended {sum(causes.values())} attempts ({told}); {rest}."
+                f"{purpose}: infrastructure failures ended {sum(causes.values())} attempts "
+                f"({cause_counts}); {rest}."
             )
     return lines
 

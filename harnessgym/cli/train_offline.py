@@ -72,16 +72,18 @@ def register(root: typer.Typer) -> None:
             raise ConfigError(
                 f"No policy at {policy}: config.json is missing. Give a Hugging Face model folder."
             )
-        given = settings_of(settings or [])
+        trainer_settings = settings_of(settings or [])
         train = load("service", "train-offline")
         with opened(source) as store, redirect_stdout(sys.stderr):  # TRL prints on stdout, which may be JSON
             wanted = RolloutFilter(run, purpose, task, harness, "finished", verdict="valid")
-            made = train(method, store, selected(store, None, wanted), policy, out, given, min_reward)
-        found: dict[str, Any] = {
+            made = train(
+                method, store, selected(store, None, wanted), policy, out, trainer_settings, min_reward
+            )
+        summary: dict[str, Any] = {
             name: getattr(made, name) for name in ("rollouts", "examples", "tokens", "steps", "loss")
         }
         if as_json:
-            print_json({"path": str(out), "method": method} | found)
+            print_json({"path": str(out), "method": method} | summary)
         else:
             typer.echo(
                 f"{out}: {made.examples:,} examples ({method}) of {made.rollouts:,} rollouts, "

@@ -29,8 +29,8 @@ def serve(
     show_settings: ShowOption = False,
 ) -> None:
     """Serve a folder of policy versions to other machines, read-only."""
-    given = ["--folder", str(folder)] if folder is not None else []
-    run_service("weights-server", config, [*given, *context.args], show_settings)
+    overrides = ["--folder", str(folder)] if folder is not None else []
+    run_service("weights-server", config, [*overrides, *context.args], show_settings)
 
 
 @app.command("mirror", context_settings=OVERRIDES, epilog=_MIRROR)
@@ -42,8 +42,8 @@ def mirror(
     show_settings: ShowOption = False,
 ) -> None:
     """Keep the newest policy version of another machine here, fetching only what changed."""
-    given = [*(["--url", url] if url else []), *(["--folder", str(folder)] if folder is not None else [])]
-    run_service("weights-mirror", config, [*given, *context.args], show_settings)
+    overrides = [*(["--url", url] if url else []), *(["--folder", str(folder)] if folder is not None else [])]
+    run_service("weights-mirror", config, [*overrides, *context.args], show_settings)
 
 
 @app.command("export", epilog=_EXPORT)
@@ -60,10 +60,10 @@ def export(
     from harnessgym.registry import load
     from harnessgym.run_folder import RunFolder
 
-    found = find_policy(run, policy)
-    if found.kind != "version" or found.version is None:
-        raise ConfigError(f"{run} is a model already: {found.where}.")
-    source = RunFolder(Path(found.where), found.policy)
-    model = Path(source.config().of_policy(found.policy).policy.path)
-    load("service", "weights-export")(source.versions, found.version, model, folder)
-    typer.echo(f"{folder}: version {found.version} of {source.root}")
+    named_policy = find_policy(run, policy)
+    if named_policy.kind != "version" or named_policy.version is None:
+        raise ConfigError(f"{run} is a model already: {named_policy.where}.")
+    source = RunFolder(Path(named_policy.where), named_policy.policy)
+    model = Path(source.config().of_policy(named_policy.policy).policy.path)
+    load("service", "weights-export")(source.versions, named_policy.version, model, folder)
+    typer.echo(f"{folder}: version {named_policy.version} of {source.root}")

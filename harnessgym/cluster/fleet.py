@@ -135,9 +135,9 @@ class Fleet:
             self._follow_wish()
             self._see_off()
             self._record()
-            told = self._told
+            messages = self._told
             self._told = []
-        return told
+        return messages
 
     def exited(self) -> list[tuple[str, int]]:
         """See `Processes`."""

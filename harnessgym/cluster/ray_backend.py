@@ -78,7 +78,7 @@ class RayGround:
 
     def end_leftovers(self) -> list[str]:
         """See `ClusterBackend`. Raises `HarnessGymError` if a place does not end."""
-        found = self._named()
+        leftover_names = self._named()
         deadline = time.monotonic() + _LEFTOVERS_S
         while names := self._named():
             for name in names:
@@ -91,7 +91,7 @@ class RayGround:
                     "End it, or wait until Ray has noticed that their machine is dead."
                 )
             time.sleep(_PAUSE_S)
-        return [name.rpartition("-")[0] for name in found]
+        return [name.rpartition("-")[0] for name in leftover_names]
 
     def claim(self, name: str, need: Need, sockets: int) -> RayHandle:
         """See `ClusterBackend`."""
@@ -134,9 +134,9 @@ class RayGround:
 
     def _named(self) -> list[str]:
         return [
-            str(found["name"])
-            for found in ray.util.list_named_actors(all_namespaces=True)
-            if self._ours(found)
+            str(actor["name"])
+            for actor in ray.util.list_named_actors(all_namespaces=True)
+            if self._ours(actor)
         ]
 
     def _ours(self, found: Any) -> bool:

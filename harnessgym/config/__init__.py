@@ -54,9 +54,9 @@ def load_config(model: type[M], path: Path | None, overrides: Sequence[str] = ()
         wrong = problems_of(model, error)
     # Validate the file alone: a problem that it does not have comes from the command line.
     of_file = _problems(model, in_file) if path is not None else []
-    given = [problem for problem in wrong if problem not in of_file]
+    command_line_problems = [problem for problem in wrong if problem not in of_file]
     parts = [_listed(str(path), [problem.text for problem in wrong if problem in of_file])]
-    parts += [_listed("The command line", [problem.as_option for problem in given])]
+    parts += [_listed("The command line", [problem.as_option for problem in command_line_problems])]
     raise ConfigError("\n".join(part for part in parts if part))
 
 

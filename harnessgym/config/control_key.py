@@ -15,13 +15,13 @@ def _from_environment() -> str:
     return os.environ.get(KEY, "")
 
 
-def _given(key: str) -> str:
+def _not_empty(key: str) -> str:
     if not key:
         raise ValueError(f"there is none: set {KEY}, or give it in the file of --config")
     return key
 
 
-ControlKey = Annotated[str, AfterValidator(_given)]
+ControlKey = Annotated[str, AfterValidator(_not_empty)]
 """A key that must not be empty."""
 
 

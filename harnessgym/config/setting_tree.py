@@ -35,7 +35,7 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
     """The strings under the fields of a model. They are read from its source when they are asked for:
     pydantic's `use_attribute_docstrings` reads it whenever a process imports the model.
     """
-    found: dict[str, str] = {}
+    docstrings: dict[str, str] = {}
     for owner in reversed(model.__mro__):
         if not issubclass(owner, BaseModel) or owner is BaseModel:
             continue
@@ -47,8 +47,8 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
                     ast.AnnAssign(target=ast.Name(id=name)),
                     ast.Expr(value=ast.Constant(value=str(text))),
                 ):
-                    found[name] = inspect.cleandoc(text)
-    return found
+                    docstrings[name] = inspect.cleandoc(text)
+    return docstrings
 
 
 def _settings(
@@ -184,8 +184,8 @@ def _default(field: FieldInfo) -> str:
 
 def _extra(field: FieldInfo, name: str) -> str | None:
     extra = field.json_schema_extra
-    found = extra.get(name) if isinstance(extra, dict) else None
-    return None if found is None else str(found)
+    entry = extra.get(name) if isinstance(extra, dict) else None
+    return None if entry is None else str(entry)
 
 
 def _table(field: FieldInfo) -> type[BaseModel] | None:
@@ -197,10 +197,10 @@ def _table(field: FieldInfo) -> type[BaseModel] | None:
     if named := _extra(field, "settings"):
         model: type[BaseModel] = load("settings", named)
         return model
-    found = _tables(field.annotation)
-    if len(found) != 1 or _is_one_of_several(field):
+    tables = _tables(field.annotation)
+    if len(tables) != 1 or _is_one_of_several(field):
         return None
-    return found.pop()
+    return tables.pop()
 
 
 def _is_one_of_several(field: FieldInfo) -> bool:

@@ -43,8 +43,8 @@ class PolicyScore:
         return {
             "reward": self.reward.as_json(),
             **{
-                f"pass@{k}": found.as_json() | {"tasks": self.pass_tasks[k]}
-                for k, found in self.pass_at.items()
+                f"pass@{k}": interval.as_json() | {"tasks": self.pass_tasks[k]}
+                for k, interval in self.pass_at.items()
             },
             "rollouts": self.rollouts,
             "graded": self.graded,
@@ -106,8 +106,8 @@ def score(states: Sequence[RolloutState], k: int) -> PolicyScore:
     graded = [state for state in states if state.status == "finished" and state.reward is not None]
     return PolicyScore(
         reward=mean_with_interval(list(_means(by_task).values())),
-        pass_at={each: mean_with_interval(found) for each, found in passes.items()},
-        pass_tasks={each: len(found) for each, found in passes.items()},
+        pass_at={each: mean_with_interval(pass_rates) for each, pass_rates in passes.items()},
+        pass_tasks={each: len(pass_rates) for each, pass_rates in passes.items()},
         rollouts=len(states),
         graded=len(graded),
         tokens=sum(state.tokens for state in graded) / len(graded) if graded else None,

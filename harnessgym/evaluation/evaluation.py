@@ -93,21 +93,21 @@ class Evaluation:
         ):  # all first: a run that goes on removes its old versions
             if policy.kind == "version" and not (self.folder_of(number) / "summary.json").is_file():
                 await _exported(policy, self.folder_of(number) / "model")
-        found: list[list[RolloutState]] = []
+        policy_states: list[list[RolloutState]] = []
         for number, policy in enumerate(self.policies):
             folder = self.folder_of(number)
             if not (folder / "summary.json").is_file():
                 say(f"Policy {number + 1} of {len(self.policies)}: {policy.title}")
                 await self._run(policy, folder, watch)
-            found.append(_states(folder))
+            policy_states.append(_states(folder))
         done = [
             Evaluated(
                 policy,
                 self.folder_of(number),
                 score(states, self.samples),
-                compare(found[0], states) if number else None,
+                compare(policy_states[0], states) if number else None,
             )
-            for number, (policy, states) in enumerate(zip(self.policies, found, strict=True))
+            for number, (policy, states) in enumerate(zip(self.policies, policy_states, strict=True))
         ]
         write_json(self.folder.root / "eval.json", self._report(done))
         for each in done:
@@ -160,25 +160,25 @@ class Evaluation:
         path = self.folder.root / "evaluation.json"
         if any(root.glob("*/traces.db")) and path.exists():
             recorded = json.loads(path.read_text())
-            if told := _differences(recorded, asked):
+            if differences := _differences(recorded, asked):
                 raise ConfigError(
-                    f"{root} holds another evaluation: {told}. Give another --folder, or remove that one "
-                    "first."
+                    f"{root} holds another evaluation: {differences}. Give another --folder, or remove that "
+                    "one first."
                 )
             claim_folder(self.folder)
             return [_unchanged(each) for each in recorded["found"]]
         if not path.exists() and root.exists() and any(root.iterdir()):
             raise ConfigError(f"{root} holds something else already. Give another --folder.")
-        found = [find_policy(named) for named in self.settings.policies]
-        for policy in found:
+        policies = [find_policy(named) for named in self.settings.policies]
+        for policy in policies:
             # Upstreams are looked up before the folder is claimed, so that a typo leaves no folder behind.
             if policy.kind == "upstream":
                 find_upstream(policy.where, self.settings.campaign.policy, self.settings.campaign.max_length)
         claim_folder(self.folder)
         for stale in root.glob("*/model"):  # of an evaluation that never began
             shutil.rmtree(stale)
-        write_json(path, asked | {"found": [_stamped(policy) for policy in found]})
-        return found
+        write_json(path, asked | {"found": [_stamped(policy) for policy in policies]})
+        return policies
 
     def _report(self, done: Sequence[Evaluated]) -> dict[str, Any]:
         """The content of `eval.json`."""
@@ -228,13 +228,13 @@ async def _exported(policy: NamedPolicy, out: Path) -> Path:
         stderr=asyncio.subprocess.STDOUT,
     )
     try:
-        said, _ = await process.communicate()
+        output, _ = await process.communicate()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode != 0:
-        raise PolicyError(said.decode(errors="replace").strip().removeprefix("harnessgym: "))
+        raise PolicyError(output.decode(errors="replace").strip().removeprefix("harnessgym: "))
     return out
 
 
@@ -266,5 +266,5 @@ def _files(policy: NamedPolicy) -> dict[str, list[int]]:
     """Size and modification time of a model folder's weight files, by name."""
     if policy.kind != "model":
         return {}
-    found = ((file.name, file.stat()) for file in sorted(Path(policy.where).glob("*.safetensors")))
-    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in found}
+    file_stats = ((file.name, file.stat()) for file in sorted(Path(policy.where).glob("*.safetensors")))
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in file_stats}

@@ -135,14 +135,18 @@ def _recorded(folder: RunFolder, policy: str) -> list[PolicyVersion]:
     """Versions in the run's store."""
     with TraceStore.open(folder.store_url()) as store:
         run = store.read(partial(run_of, folder=folder))
-        found = {} if run is None else store.read(lambda conn: policies.of_run(conn, run.id))
-        return store.read(lambda conn: policies.versions(conn, found[policy])) if policy in found else []
+        policy_ids = {} if run is None else store.read(lambda conn: policies.of_run(conn, run.id))
+        return (
+            store.read(lambda conn: policies.versions(conn, policy_ids[policy]))
+            if policy in policy_ids
+            else []
+        )
 
 
 def _kept(folder: RunFolder) -> set[int]:
     """Versions that are complete on disk."""
-    found = (_DIRECTORY.fullmatch(path.parent.name) for path in folder.versions.glob("v*/COMMITTED"))
-    return {int(match[1]) for match in found if match}
+    matches = (_DIRECTORY.fullmatch(path.parent.name) for path in folder.versions.glob("v*/COMMITTED"))
+    return {int(match[1]) for match in matches if match}
 
 
 _RESTARTS = 5
@@ -244,9 +248,9 @@ def as_in_run(config: RunConfig, harness: str | None, notify: Callable[[str], No
 def _harness(config: RunConfig, name: str | None) -> HarnessSection:
     if name is None:
         return config.harnesses[0]
-    found = next((each for each in config.harnesses if each.name == name), None)
-    if found is None:
+    harness = next((each for each in config.harnesses if each.name == name), None)
+    if harness is None:
         raise ConfigError(
             f"The run has no harness {name!r}. {nearest(name, [each.name for each in config.harnesses])}"
         )
-    return found
+    return harness

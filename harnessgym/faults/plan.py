@@ -77,7 +77,7 @@ class FaultPlan:
 
         A drawn fault counts against the fault's `count`, even if it is not applied later.
         """
-        found = []
+        drawn_faults = []
         for index, fault in enumerate(self.section.inject):
             if (fault.kind == "dropped_connection") is not connection or not matches(fault, command):
                 continue
@@ -85,8 +85,8 @@ class FaultPlan:
             draw = self._draw(index, ordinal)
             if draw is not None and (fault.count is None or self._done[index] < fault.count):
                 self._done[index] += 1
-                found.append(draw)
-        return found
+                drawn_faults.append(draw)
+        return drawn_faults
 
     def note(self, draw: DrawnFault, command: Sequence[str], where: Where) -> None:
         """Records that a fault was applied."""

@@ -133,13 +133,13 @@ class ShimmedSandbox(Around):
         applied = tuple(Applied(draw, command, "path") for draw, command in entries.values())
         silent = len((counted & planned.keys()) - entries.keys())
         uncounted = len(entries.keys() - counted)
-        found = {
+        checks = {
             "its plan was changed": (local / "plan").read_text(errors="replace") != self._text(),
             f"{strange} lines of its log are not in the plan, or twice there": strange,
             f"{silent} faults that were due are not in the log": silent,
             f"{uncounted} faults are in the log for commands that were not counted": uncounted,
         }
-        wrong = [text for text, is_so in found.items() if is_so]
+        wrong = [text for text, is_so in checks.items() if is_so]
         return Account(
             applied, f"The account of the shims does not agree: {'; '.join(wrong)}." if wrong else None
         )

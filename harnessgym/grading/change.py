@@ -54,10 +54,12 @@ async def handed_in(task: Task, sandbox: Sandbox) -> Change:
     own = f".harnessgym-{secrets.token_hex(8)}"
     # The order matters: git reads the agent's files and removes them before the task's set-up runs, so
     # nothing of the agent's can run or be picked up while the initial files are written.
-    taken = await _run(sandbox, "git_take.sh", [own, SET_ASIDE if user else ""], stdin=_laid(task), user=user)
-    if taken.timed_out:
+    take_result = await _run(
+        sandbox, "git_take.sh", [own, SET_ASIDE if user else ""], stdin=_laid(task), user=user
+    )
+    if take_result.timed_out:
         return Change(b"", f"what was left could not be read within {_STEP_S:.0f} s")
-    _check(task, taken, "What was left could not be read")
+    _check(task, take_result, "What was left could not be read")
     await begin(task, sandbox)
     compared = await _run(sandbox, "git_compare.sh", [own], user=user)
     if compared.timed_out or compared.stdout_truncated:

@@ -104,7 +104,7 @@ class Checklist:
                 break
         tampered = outcomes[-1].tampered
         reward = 0.0 if tampered else _reward(task, checks, outcomes)
-        return Grade({"reward": reward}, tampered, {"checks": _told(checks, outcomes)})
+        return Grade({"reward": reward}, tampered, {"checks": _evidence(checks, outcomes)})
 
 
 def _reward(task: Task, checks: Sequence[Check], outcomes: Sequence[CheckOutcome]) -> float:
@@ -116,7 +116,7 @@ def _reward(task: Task, checks: Sequence[Check], outcomes: Sequence[CheckOutcome
     )
 
 
-def _told(checks: Sequence[Check], outcomes: Sequence[CheckOutcome]) -> list[dict[str, Any]]:
+def _evidence(checks: Sequence[Check], outcomes: Sequence[CheckOutcome]) -> list[dict[str, Any]]:
     return [
         {
             "name": _name(check, number),

@@ -54,9 +54,9 @@ def _wrong_values(rule: Any, text: str) -> str:
     if parsed is None:
         return f"it is no {rule.parsed.upper()}"
     for dotted, expected in rule.values.items():
-        found = _at(parsed[0], dotted)
-        if found is _MISSING or not same(found, expected, rule.tolerance):
-            return f"{dotted} is {'missing' if found is _MISSING else repr(found)[:200]}"
+        actual = _at(parsed[0], dotted)
+        if actual is _MISSING or not same(actual, expected, rule.tolerance):
+            return f"{dotted} is {'missing' if actual is _MISSING else repr(actual)[:200]}"
     return ""
 
 

@@ -71,18 +71,18 @@ def leaks(repo: Path, base: str) -> list[str]:
     inner = _git_folder(repo)
     commit = _commit(repo, base)
     past = {line.split(" ")[0] for line in _lines(repo, "rev-list", "--objects", commit)}
-    found = [f"object {id_[:12]} ({kind})" for id_, kind in _objects(repo) if id_ not in past]
+    leak_descriptions = [f"object {id_[:12]} ({kind})" for id_, kind in _objects(repo) if id_ not in past]
     refs = [f"ref {ref}" for ref in _refs(repo) if _lines(repo, "rev-parse", ref)[0] not in past]
     head = _lines(repo, "rev-parse", "HEAD")[0]
-    found += refs if head == commit else [*refs, f"HEAD is {head[:12]}"]
-    found += [
+    leak_descriptions += refs if head == commit else [*refs, f"HEAD is {head[:12]}"]
+    leak_descriptions += [
         f"ref {ref}"
         for ref in _refs(repo)
         if ref.startswith(("refs/remotes/", "refs/tags/", "refs/stash", "refs/notes/"))
     ]
-    found += [f"file .git/{name}" for name in (*_FOLDERS, *_FILES) if _holds(inner / name)]
-    found += [f"file .git/{path.name}" for path in _other_heads(inner)]
-    return found + [f"setting {key}" for key in _settings(repo)]
+    leak_descriptions += [f"file .git/{name}" for name in (*_FOLDERS, *_FILES) if _holds(inner / name)]
+    leak_descriptions += [f"file .git/{path.name}" for path in _other_heads(inner)]
+    return leak_descriptions + [f"setting {key}" for key in _settings(repo)]
 
 
 def _git_folder(repo: Path) -> Path:
@@ -179,9 +179,9 @@ def _lines(repo: Path, *words: str) -> list[str]:
 def _git(repo: Path, *words: str) -> bytes:
     done = _run(repo, *words)
     if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip()
+        stderr = done.stderr.decode(errors="replace").strip()
         raise TaskError(
-            f"`git {' '.join(words)}` failed in {repo}: {said or f'exit status {done.returncode}'}."
+            f"`git {' '.join(words)}` failed in {repo}: {stderr or f'exit status {done.returncode}'}."
         )
     return done.stdout
 

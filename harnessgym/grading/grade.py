@@ -53,12 +53,12 @@ async def judge(task: Task, sandbox: Sandbox, fresh: Opener) -> Grade:
     `fresh` opens a sandbox of the task's image without network. Raises SandboxError when a sandbox failed,
     TaskError when the grader failed or returned something that is no reward.
     """
-    async with taken(task, sandbox) as evidence:
+    async with collected_artifacts(task, sandbox) as evidence:
         return await verdict(task, evidence, sandbox if task.verifier == "shared" else None, fresh)
 
 
 @asynccontextmanager
-async def taken(
+async def collected_artifacts(
     task: Task, sandbox: Sandbox, within: Path | None = None, left_behind: LeftBehind = warn_left_behind
 ) -> AsyncIterator[CollectedArtifacts]:
     """The task's artifacts, in a folder that is removed at the end.
@@ -123,8 +123,8 @@ def checked_rewards(grade: Grade, where: str) -> dict[str, float]:
     if grade.tampered is not None:
         return {**dict.fromkeys(grade.rewards, 0.0), "reward": 0.0}
     if "reward" not in grade.rewards:
-        given = ", ".join(sorted(map(str, grade.rewards))) or "nothing"
-        raise TaskError(f'{where} gave no channel "reward" (it gave: {given}). Add it.')
+        channel_names = ", ".join(sorted(map(str, grade.rewards))) or "nothing"
+        raise TaskError(f'{where} gave no channel "reward" (it gave: {channel_names}). Add it.')
     for channel, value in grade.rewards.items():
         if not is_reward(value):
             raise TaskError(
@@ -215,14 +215,14 @@ def _move(source: Path, target: Path, artifact: str) -> None:
     path = PurePosixPath(artifact)
     if path.is_absolute() or ".." in path.parts:
         raise TaskError(f"Artifact {artifact!r} must be a relative path inside the workspace.")
-    found = source / path
+    source_path = source / path
     there = target / path
     # A rename through a linked parent could move a file from outside the export.
     linked = any((source / parent).is_symlink() for parent in path.parents)
-    if linked or not os.path.lexists(found) or os.path.lexists(there):
+    if linked or not os.path.lexists(source_path) or os.path.lexists(there):
         return
     there.parent.mkdir(parents=True, exist_ok=True)
-    os.rename(found, there)
+    os.rename(source_path, there)
 
 
 def _remove(root: Path) -> None:

@@ -99,10 +99,10 @@ def parser_named(name: str) -> Parser:
         known = ", ".join(sorted(PARSERS))
         raise TaskError(f"There is no log parser {name!r}. {nearest(name, sorted(PARSERS))} Known: {known}.")
     try:
-        found: Parser = getattr(importlib.import_module(module), function)
+        parser: Parser = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise TaskError(f"The log parser {name!r} cannot be loaded: {error}.") from error
-    return found
+    return parser
 
 
 def is_known(name: str) -> bool:
@@ -130,9 +130,9 @@ def by_line(log: str, pattern: re.Pattern[str], words: Mapping[str, LogStatus]) 
 
     `pattern` matches at the start of the stripped line and has the groups `word` and `name`.
     """
-    found: Statuses = {}
+    statuses: Statuses = {}
     for line in lines_of(log):
         match = pattern.match(line.strip())
         if match is not None and match["word"] in words:
-            found[match["name"]] = words[match["word"]]
-    return found
+            statuses[match["name"]] = words[match["word"]]
+    return statuses

@@ -167,11 +167,11 @@ def _impossible(
         "The exit code is not the one that was reported": report.ended is not None
         and str(exit_code) != report.ended,
     }
-    found = next((text for text, evidence in checks.items() if evidence), None)
-    if found is None:
+    problem = next((text for text, evidence in checks.items() if evidence), None)
+    if problem is None:
         return None
-    evidence = checks[found]
-    return f"{found}: {', '.join(evidence[:3])}." if isinstance(evidence, list) else f"{found}."
+    evidence = checks[problem]
+    return f"{problem}: {', '.join(evidence[:3])}." if isinstance(evidence, list) else f"{problem}."
 
 
 def _words(line: bytes, nonce: str) -> list[str] | None:

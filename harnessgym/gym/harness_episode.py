@@ -156,8 +156,12 @@ class HarnessEpisode:
                 if not asking.done():
                     asking.cancel()
                     await asyncio.gather(asking, return_exceptions=True)
-            if not asking.cancelled() and (found := asking.result()) is not None and not self._running.done():
-                return found
+            if (
+                not asking.cancelled()
+                and (waiting := asking.result()) is not None
+                and not self._running.done()
+            ):
+                return waiting
         self._check_proxy()  # or a harness that it took along would be judged
         self._running.result()
         return None
@@ -173,8 +177,8 @@ class HarnessEpisode:
         try:
             await self._desk.control.answer(self._session.session_id, str(call["call_id"]), **_answer(said))
         except ProxyError as error:
-            found = await self._pending(0.0)
-            if found is not None and found.call["call_id"] == call["call_id"]:
+            waiting = await self._pending(0.0)
+            if waiting is not None and waiting.call["call_id"] == call["call_id"]:
                 return str(error)
         return None
 
@@ -256,8 +260,8 @@ class HarnessEpisode:
 
     async def _pending(self, timeout_s: float) -> Waiting | None:
         assert self._session is not None
-        told = await self._desk.control.pending(self._session.session_id, timeout_s=timeout_s)
-        return None if told["pending"] is None else Waiting(told["pending"], int(told["waiting"]))
+        response = await self._desk.control.pending(self._session.session_id, timeout_s=timeout_s)
+        return None if response["pending"] is None else Waiting(response["pending"], int(response["waiting"]))
 
     def _add_rollout(self, conn: Connection) -> str:
         shared = self._desk
@@ -273,11 +277,11 @@ class HarnessEpisode:
 def _answer(said: str) -> dict[str, Any]:
     """An action as arguments of the control route."""
     try:
-        found = json.loads(said)
+        action = json.loads(said)
     except (ValueError, RecursionError):
         return {"text": said}
-    if isinstance(found, dict) and found and set(found) <= _PARTS:
-        return {"message": found}
-    if isinstance(found, dict) and "token_ids" in found and set(found) <= _TOKENS:
-        return found
+    if isinstance(action, dict) and action and set(action) <= _PARTS:
+        return {"message": action}
+    if isinstance(action, dict) and "token_ids" in action and set(action) <= _TOKENS:
+        return action
     return {"text": said}

@@ -51,9 +51,9 @@ def _run(step: InstallStep) -> None:
             f"Cannot run {step.argv[0]!r} to install an agent: {error}. Is it on the path?"
         ) from error
     if done.returncode:
-        said = (done.stderr or done.stdout)[-_TAIL:].strip()
+        output = (done.stderr or done.stdout)[-_TAIL:].strip()
         raise HarnessError(
-            f"Installing an agent failed: {' '.join(step.argv)} exited with {done.returncode}.\n{said}"
+            f"Installing an agent failed: {' '.join(step.argv)} exited with {done.returncode}.\n{output}"
         )
 
 

@@ -113,10 +113,10 @@ class Window:
             (max(call.created_at, self._since), min(call.created_at + call.seconds, self._now))
             for call in own
         ]
-        taken = [(begin, end) for begin, end in spans if end > begin]
+        nonempty_spans = [(begin, end) for begin, end in spans if end > begin]
         tokens = sum(call.tokens for call in own)
-        in_calls = sum(end - begin for begin, end in taken)
-        return WorkerUse(union(taken) / self.span_s, in_calls / self.span_s, tokens / self.span_s)
+        in_calls = sum(end - begin for begin, end in nonempty_spans)
+        return WorkerUse(union(nonempty_spans) / self.span_s, in_calls / self.span_s, tokens / self.span_s)
 
     def stages(self) -> dict[str, StageUse]:
         """Each stage's use, from the rollouts that ended in the window."""

@@ -266,8 +266,8 @@ def cause_of_error(error: BaseException, phase: Phase) -> Cause:
     if full_disk(error):
         return Cause.HOST_DISK_FULL
     kind = next(known for known in type(error).__mro__ if known in _BY_ERROR)
-    found = _BY_ERROR[kind]
-    return found if isinstance(found, Cause) else found.get(phase, _ELSEWHERE[kind])
+    causes = _BY_ERROR[kind]
+    return causes if isinstance(causes, Cause) else causes.get(phase, _ELSEWHERE[kind])
 
 
 def cause_of_end(result: ExecResult, limits: Collection[str | None]) -> Cause | None:
@@ -302,4 +302,4 @@ def cause_of_stop(reason: StopReason) -> Cause | None:
         return None
     if reason is StopReason.SANDBOX_ERROR:
         return Cause.UNKNOWN
-    return next(cause for cause, found in CONSEQUENCES.items() if found.stop_reason is reason)
+    return next(cause for cause, consequence in CONSEQUENCES.items() if consequence.stop_reason is reason)

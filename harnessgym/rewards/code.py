@@ -36,17 +36,21 @@ class Code:
     async def score(self, record: RewardContext) -> Sequence[Score]:
         """The function's scores. Raises `RewardError` if it fails or returns anything else."""
         try:
-            found = await anyio.to_thread.run_sync(self._call, record)
+            output = await anyio.to_thread.run_sync(self._call, record)
         except Exception as error:  # somebody else's function: its bug must not be a reward, nor end the node
             raise RewardError(f"{self._name} failed: {type(error).__name__}: {error}.") from error
-        if isinstance(found, int | float):
-            return [Score("rollout", "", self._channel, float(found))]
+        if isinstance(output, int | float):
+            return [Score("rollout", "", self._channel, float(output))]
         scores = (
-            [found] if isinstance(found, Score) else list(found) if isinstance(found, Iterable) else [found]
+            [output]
+            if isinstance(output, Score)
+            else list(output)
+            if isinstance(output, Iterable)
+            else [output]
         )
         if not all(isinstance(item, Score) for item in scores):
             raise RewardError(
-                f"{self._name} gave {found!r}: it gives a number, a `harnessgym.reward.Score`, or several."
+                f"{self._name} gave {output!r}: it gives a number, a `harnessgym.reward.Score`, or several."
             )
         return scores
 

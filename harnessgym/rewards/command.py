@@ -79,13 +79,13 @@ def scores_of(output: str, channel: str) -> list[Score]:
     """The scores on the last line of a text. Raises `RewardError` if there are none."""
     lines = [line for line in output.splitlines() if line.strip()]
     try:
-        found: Any = json.loads(lines[-1])
+        payload: Any = json.loads(lines[-1])
     except (LookupError, ValueError, RecursionError):
         raise RewardError(
             f"The last line of its output is no number and no JSON: {output[-_TAIL:]!r}"
         ) from None
-    said = found if isinstance(found, list) else [found]
-    plain = [{"value": item} if isinstance(item, int | float) else item for item in said]
+    entries = payload if isinstance(payload, list) else [payload]
+    plain = [{"value": item} if isinstance(item, int | float) else item for item in entries]
     if not plain or not all(isinstance(item, dict) for item in plain):
         raise RewardError(f"Its output is no number, object or list of objects: {lines[-1][:_TAIL]}")
     made = [validate(CommandScore, item, "what a reward printed") for item in plain]
@@ -130,12 +130,14 @@ class Sql:
         named = row if "value" in row else {"value": next(iter(row.values()), None)}
         if named["value"] is None:
             raise RewardError(f"The query gives no number but {row}. COALESCE says what is meant by none.")
-        said = validate(
+        score = validate(
             CommandScore,
             {name: value for name, value in named.items() if value is not None},
             "a row of the query",
         )
-        return Score(said.unit, said.target, said.channel or self._settings.channel, said.value, said.detail)
+        return Score(
+            score.unit, score.target, score.channel or self._settings.channel, score.value, score.detail
+        )
 
 
 def _inside(workspace: Path, name: str) -> Path:

@@ -140,12 +140,12 @@ class Judge:
         Earlier lines do not count, because they may quote a grade from the judged text.
         """
         lines = [line for line in answer.splitlines() if line.strip(" `")]
-        found = _GRADE.findall(lines[-1] if lines else "")
+        matches = _GRADE.findall(lines[-1] if lines else "")
         # The grade must be on the last line: the agent's text may contain a line that looks like a grade.
         try:
-            said = json.loads(found[-1])
-            grade = float(said["grade"])
-            reason = str(said.get("reason", ""))
+            payload = json.loads(matches[-1])
+            grade = float(payload["grade"])
+            reason = str(payload.get("reason", ""))
         except (LookupError, ValueError, TypeError):
             raise RewardError(f"The judge {self._settings.model} gave no grade: {answer[-500:]!r}") from None
         if not self._settings.low <= grade <= self._settings.high:

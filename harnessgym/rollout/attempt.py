@@ -19,7 +19,7 @@ from harnessgym.faults.plan import FaultPlan, record
 from harnessgym.faults.shims import ShimmedSandbox
 from harnessgym.grading.differential.differential_test import opinion_on
 from harnessgym.grading.differential.suite import with_opinion
-from harnessgym.grading.grade import CollectedArtifacts, taken, verdict
+from harnessgym.grading.grade import CollectedArtifacts, collected_artifacts, verdict
 from harnessgym.harness import Endpoint, Harness, Launch, start
 from harnessgym.outcome.engine_silence import blamed
 from harnessgym.outcome.failure import (
@@ -99,22 +99,22 @@ class Attempt:
             return self.failed(cause, str(error) if isinstance(error, HarnessGymError) else _refused(error))
 
     async def _stages(self) -> RolloutOutcome:
-        async with self._place(self.stages.prepare):
+        async with self._hold_slot(self.stages.prepare):
             await self._prepare()
             launch = None if self._task.steps else await self._launch(self._task)
         if launch is None:
             return await self._steps()
-        async with self._place(self.stages.run):
+        async with self._hold_slot(self.stages.run):
             result = await self._run(launch, self._task)
         self.phase = "reconstruct"
         calls = await self._seal()
-        async with self._place(self.stages.reconstruct):
+        async with self._hold_slot(self.stages.reconstruct):
             await self._collect_faults()
             await self._reconstruct(result, self._task.limits.wall_s, calls)
-            evidence = await self._left.enter_async_context(self._taken(self._task))
+            evidence = await self._left.enter_async_context(self._collect_artifacts(self._task))
             if self._task.verifier == "separate" and "sandbox" not in self.line.needed:
                 await self._release()  # those that wait for a grader keep no sandbox from others
-        async with self._place(self.stages.evaluate):
+        async with self._hold_slot(self.stages.evaluate):
             self.phase = "evaluate"
             return await self._evaluate(result, evidence)
 
@@ -125,22 +125,22 @@ class Attempt:
         async def act(asked: Task) -> None:
             async with laying(self._sandbox, first=not ended):
                 launch = await self._launch(asked)
-            async with self._place(self.stages.run):
+            async with self._hold_slot(self.stages.run):
                 ended.append((await self._run(launch, asked), asked.limits.wall_s))
 
         async def grade(asked: Task) -> Grade:
-            async with self._place(self.stages.evaluate):
+            async with self._hold_slot(self.stages.evaluate):
                 self.phase = "evaluate"
-                async with self._taken(asked) as evidence:
-                    found = await self._grade(asked, evidence)
+                async with self._collect_artifacts(asked) as evidence:
+                    task_grade = await self._grade(asked, evidence)
             self.phase = "prepare"
-            return found
+            return task_grade
 
         plain = self._sandbox if self._faulty is None else self._faulty.sandbox
         whole = await through_steps(self._task, plain, act, grade)
         self.phase = "reconstruct"
         calls = await self._seal()
-        async with self._place(self.stages.reconstruct):
+        async with self._hold_slot(self.stages.reconstruct):
             await self._collect_faults()
             late = next((step for step in ended if step[0].timed_out), ended[-1])
             await self._reconstruct(*late, calls)
@@ -148,7 +148,7 @@ class Attempt:
         return await self._rewarded(ended[-1][0], whole)
 
     @asynccontextmanager
-    async def _place(self, stage: Stage) -> AsyncIterator[None]:
+    async def _hold_slot(self, stage: Stage) -> AsyncIterator[None]:
         """Hold a place in a stage and add the time to `latencies`."""
         async with stage.place() as waited_s:
             self._book(f"wait.{stage.name}", waited_s)
@@ -251,8 +251,8 @@ class Attempt:
         if calls == 0:
             raise RolloutFailed(Cause.NO_CALLS, f"The harness never called the proxy. {described(result)}")
 
-    def _taken(self, task: Task) -> AbstractAsyncContextManager[CollectedArtifacts]:
-        return taken(task, self._sandbox, self.line.backend.root, self._left_behind.append)
+    def _collect_artifacts(self, task: Task) -> AbstractAsyncContextManager[CollectedArtifacts]:
+        return collected_artifacts(task, self._sandbox, self.line.backend.root, self._left_behind.append)
 
     async def _evaluate(self, result: ExecResult, evidence: CollectedArtifacts) -> RolloutOutcome:
         return await self._rewarded(result, await self._grade(self._task, evidence))

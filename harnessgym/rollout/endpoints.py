@@ -144,10 +144,10 @@ class Endpoints:
             after=after,
             limit=limit,
         )
-        found: Sequence[RolloutState] = await self.store.aread(query)
+        states: Sequence[RolloutState] = await self.store.aread(query)
         return {
-            "rollouts": [state_as_json(state) for state in found],
-            "next": found[-1].id if len(found) == limit else None,
+            "rollouts": [state_as_json(state) for state in states],
+            "next": states[-1].id if len(states) == limit else None,
         }
 
     async def one(self, rollout_id: str) -> dict[str, Any]:
@@ -163,10 +163,10 @@ class Endpoints:
                 f"The rollout {rollout_id} is {state.status}: it has no trajectory yet. Watch it until it "
                 "ends.",
             )
-        found = await self.store.aread(lambda conn: rows_of(conn, rollout_id, group_id=state.group_id))
+        trajectory = await self.store.aread(lambda conn: rows_of(conn, rollout_id, group_id=state.group_id))
         own = {"rollout": rollout_id, "verdict": state.verdict, "rewards": state.rewards}
         text = await anyio.to_thread.run_sync(
-            lambda: json.dumps({**own, **_trajectory(found)}, allow_nan=False)
+            lambda: json.dumps({**own, **_trajectory(trajectory)}, allow_nan=False)
         )
         return Response(
             text, media_type="application/json"
@@ -233,30 +233,30 @@ class Endpoints:
     async def _authorise(self, request: Request) -> None:
         # Constant time: the comparison must not tell how much of a guessed key is right. As bytes, because
         # `compare_digest` refuses text that is not ASCII.
-        given = request.headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self.key}".encode()):
-            told = "Give the key as `Authorization: Bearer KEY`; it is in the run folder's endpoints.json."
-            raise HTTPException(401, told, {"www-authenticate": "Bearer"})
+        header = request.headers.get("authorization", "")
+        if not hmac.compare_digest(header.encode(), f"Bearer {self.key}".encode()):
+            detail = "Give the key as `Authorization: Bearer KEY`; it is in the run folder's endpoints.json."
+            raise HTTPException(401, detail, {"www-authenticate": "Bearer"})
 
     async def _state(self, rollout_id: str) -> RolloutState:
-        found = await self.store.aread(lambda conn: rollout_states.get(conn, [rollout_id]))
-        if not found or found[0].run_id != self.run_id:
+        states = await self.store.aread(lambda conn: rollout_states.get(conn, [rollout_id]))
+        if not states or states[0].run_id != self.run_id:
             raise HTTPException(
                 404,
                 f"There is no rollout {rollout_id!r} in this run. GET /rollouts lists those that there are.",
             )
-        return found[0]
+        return states[0]
 
     def _task(self, wanted: NamedTask | InlineTask) -> tuple[str, Task, dict[str, Any]]:
         """The name of the task set, the task, and the task as JSON values."""
         if isinstance(wanted, InlineTask):
             return _INLINE, (inline := wanted.task()), payload_of(inline)
-        found = task_set(wanted.set)
+        tasks = task_set(wanted.set)
         for split in ("train", "test"):
-            for task in found.tasks(split):
+            for task in tasks.tasks(split):
                 if task.id == wanted.id:
                     return wanted.set, task, payload_of(task)
-        some = ", ".join(task.id for task in found.tasks("train")[:3])
+        some = ", ".join(task.id for task in tasks.tasks("train")[:3])
         raise HTTPException(
             404, f"The task set {wanted.set!r} has no task {wanted.id!r}. It has, for example: {some}."
         )
@@ -279,12 +279,12 @@ async def _teach(request: Request, error: Exception) -> JSONResponse:
     for problem in error.errors():
         where = ".".join(str(part) for part in problem["loc"] if part not in ("body", *TAGS)) or "body"
         unknown = problem["type"] == "extra_forbidden"
-        said = (
+        message = (
             "there is no such field." if unknown else f"{problem['msg']} (got {problem.get('input')!r:.200})."
         )
-        problems.append(f"{where}: {said}")
-    told = f"{request.method} {request.url.path} cannot be done: {'; '.join(problems)}"
-    return JSONResponse({"detail": told, "problems": problems}, 422)
+        problems.append(f"{where}: {message}")
+    detail = f"{request.method} {request.url.path} cannot be done: {'; '.join(problems)}"
+    return JSONResponse({"detail": detail, "problems": problems}, 422)
 
 
 async def _refuse(request: Request, error: Exception) -> JSONResponse:

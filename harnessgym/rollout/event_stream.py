@@ -73,10 +73,10 @@ class EventStream:
     async def look(self) -> list[tuple[str, Change, RolloutState]]:
         """Events since the last look: id, kind and the rollout's present state."""
         began = time.monotonic()
-        found = await self._store.aread(self._changed)
+        changes = await self._store.aread(self._changed)
         self._looked = began
         out = []
-        for at, kind, state in found:
+        for at, kind, state in changes:
             key = (at, state.id, kind)
             # SQLite commits in order, so what sorts before `after` was sent. PostgreSQL may commit an earlier
             # event later: there an event is skipped only if this stream sent it.

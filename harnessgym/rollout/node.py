@@ -89,11 +89,13 @@ async def serve(settings: NodeSettings, leaving: asyncio.Event | None = None) ->
             proxy_socket(settings) as socket_dir,
             make_backend(settings, workspaces, socket_dir) as backend,
         ):
-            found = await store.aread(partial(_started_run, run_id=settings.run_id, folder=folder))
-            if found is None:
+            run_row = await store.aread(partial(_started_run, run_id=settings.run_id, folder=folder))
+            if run_row is None:
                 raise ConfigError(f"{folder.root} has no run in its store; start it with `harnessgym train`.")
-            policy_id = await store.awrite(lambda conn: policies.register(conn, found.id, config.policy.name))
-            plan = await anyio.to_thread.run_sync(GroupPlan, found.id, policy_id, config, settings.sandbox)
+            policy_id = await store.awrite(
+                lambda conn: policies.register(conn, run_row.id, config.policy.name)
+            )
+            plan = await anyio.to_thread.run_sync(GroupPlan, run_row.id, policy_id, config, settings.sandbox)
             harnesses = {
                 section.name: make_harness(section, backend.capabilities) for section in config.harnesses
             }
@@ -179,8 +181,8 @@ def make_backend(settings: NodeSettings, workspaces: Path, socket_dir: Path | No
         "proxy_url": settings.proxy_url,
         "workspace_root": workspaces,
     }
-    taken = {name: value for name, value in offered.items() if name in factory.settings.model_fields}
-    backend: SandboxBackend = factory(factory.settings(**taken))
+    options = {name: value for name, value in offered.items() if name in factory.settings.model_fields}
+    backend: SandboxBackend = factory(factory.settings(**options))
     return backend
 
 
@@ -306,9 +308,9 @@ class Node:
             return
         self._looked = time.monotonic()
         ids = [row.id for row in self.running.values()]
-        taken = set(await self.store.aread(lambda conn: rollouts.not_running(conn, ids, self.holder)))
+        ids_to_stop = set(await self.store.aread(lambda conn: rollouts.not_running(conn, ids, self.holder)))
         for task, row in self.running.items():
-            if row.id in taken:
+            if row.id in ids_to_stop:
                 self._stop(task)
 
     def _stop(self, task: asyncio.Task[None]) -> None:
@@ -348,9 +350,11 @@ class Node:
 
     async def _fail(self, outcome: RolloutOutcome, attempt: int) -> bool:
         """Record a failure and retry as its cause requires. False if the rollout was no longer running."""
-        found = CONSEQUENCES[outcome.cause or Cause.UNKNOWN]
-        attempts = {"never": 0, "bounded": self.options.max_attempts, "always": sys.maxsize}[found.retry]
-        wait_s = found.wait_s(attempt)
+        consequence = CONSEQUENCES[outcome.cause or Cause.UNKNOWN]
+        attempts = {"never": 0, "bounded": self.options.max_attempts, "always": sys.maxsize}[
+            consequence.retry
+        ]
+        wait_s = consequence.wait_s(attempt)
         return await self.store.awrite(lambda conn: rollouts.fail(conn, outcome, attempts, wait_s))
 
 

@@ -41,9 +41,9 @@ class GroupPlan:
     _by_key: dict[str, Task] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        found = task_set(self.config.tasks.set)
+        tasks = task_set(self.config.tasks.set)
         for split in ("train", "test"):
-            self._tasks[split] = found.tasks(split)
+            self._tasks[split] = tasks.tasks(split)
             self._by_key |= {task.id: task for task in self._tasks[split]}
         if not self._tasks["train"]:
             raise TaskError(f"The task set {self.config.tasks.set!r} has no training tasks.")
@@ -132,9 +132,9 @@ class GroupPlan:
     def _selector(self) -> Selector:
         keys = tuple(task.id for task in self._tasks["train"])
         options = self.config.trainer
-        told = self.config.generate
+        generate = self.config.generate
         pool = SelectionPool(keys, options.group_size, options.groups_per_step, self.config.seed)
-        return make_selector(told.selector, told.settings, pool)
+        return make_selector(generate.selector, generate.settings, pool)
 
     def _standing(self, conn: Connection) -> tuple[int, dict[str, int]] | None:
         """The serving step of the policy furthest behind, and the oldest version served of each policy.
@@ -161,14 +161,14 @@ class GroupPlan:
 
     def _engines(self, conn: Connection) -> dict[str, list[WorkerRow]]:
         """Workers by policy, the first one first."""
-        found = workers.engines_of(conn, self.run_id)
+        engines = workers.engines_of(conn, self.run_id)
         if not self.config.policies:
-            return {self.policy_id: found}
+            return {self.policy_id: engines}
         ids = [
             self.policy_id,
             *(policies.register(conn, self.run_id, policy.name) for policy in self.config.policies),
         ]
-        return {policy_id: [worker for worker in found if worker.follows(policy_id)] for policy_id in ids}
+        return {policy_id: [worker for worker in engines if worker.follows(policy_id)] for policy_id in ids}
 
     def _add(
         self,

@@ -402,12 +402,12 @@ class RunConfig(Config):
         """The configuration for the trainer of one policy. Raises `ConfigError` for an unknown policy."""
         if name in ("", self.policy.name):
             return self
-        found = next((each for each in self.policies if each.name == name), None)
-        if found is None:
+        policy = next((each for each in self.policies if each.name == name), None)
+        if policy is None:
             known = ", ".join(each.name for each in self.all_policies)
             raise ConfigError(f"The run has no policy {name!r}. It has: {known}.")
         # Key by key: a further policy names only the update settings that differ.
-        trainer = self.trainer.model_copy(update={"update": self.trainer.update | found.update})
+        trainer = self.trainer.model_copy(update={"update": self.trainer.update | policy.update})
         return self.model_copy(
-            update={"policy": PolicySection(name=found.name, path=found.path), "trainer": trainer}
+            update={"policy": PolicySection(name=policy.name, path=policy.path), "trainer": trainer}
         )

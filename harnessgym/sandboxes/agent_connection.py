@@ -183,7 +183,7 @@ class AgentConnection:
         unanswered: list[asyncio.Future[Any]] = [*self._waiting.values(), self.greeted]
         for waiting in unanswered:
             if not waiting.done():
-                waiting.set_exception(_gone())
+                waiting.set_exception(_connection_lost())
         # Read the exception, or asyncio logs it as never retrieved when nobody awaits the greeting.
         if self.greeted.done() and not self.greeted.cancelled():
             self.greeted.exception()
@@ -191,7 +191,7 @@ class AgentConnection:
     def _start(self, stdin: bytes | None, owner: int | None) -> tuple[socket.socket, tuple[int, int]]:
         """Starts a command; returns our ends of its channel, stdout and stderr."""
         if self.gone:
-            raise _gone()
+            raise _connection_lost()
         # The far ends are always closed here: the agent holds its own copies, and ours would hide the end of
         # the pipes. Our ends are closed only if an error keeps them from being returned.
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
@@ -260,31 +260,31 @@ class AgentConnection:
             except ConnectionResetError:
                 piece = b""
             if not piece:
-                raise _gone()
+                raise _connection_lost()
             data += piece
         return parse_report(data)
 
     async def _ask(self, operation: Operation, value: int = 0) -> int:
         """Sends a request and returns the descriptor that comes with the answer, or -1."""
         if self.gone:
-            raise _gone()
+            raise _connection_lost()
         self._number += 1
         number = self._number
         waiting = self._loop.create_future()
         self._waiting[number] = waiting
-        taken = False
+        delivered = False
         try:
             self._send(operation, number, value, [])
             async with asyncio.timeout(_ANSWER_S):
                 descriptor = int(await waiting)
-                taken = True
+                delivered = True
                 return descriptor
         except TimeoutError as error:
             raise SandboxError(f"The sandbox's agent did not answer within {_ANSWER_S:.0f} s.") from error
         finally:
             del self._waiting[number]
             # An answer can arrive just as the wait is cancelled; its descriptor would leak.
-            if not taken:
+            if not delivered:
                 _close_answer(waiting)
 
     def _send(self, operation: Operation, number: int, value: int, descriptors: list[int]) -> None:
@@ -295,7 +295,7 @@ class AgentConnection:
                 "The sandbox's agent takes no more requests: too many were made at a time."
             ) from error
         except OSError as error:
-            raise _gone() from error
+            raise _connection_lost() from error
 
     def _receive(self) -> None:
         try:
@@ -324,13 +324,15 @@ class AgentConnection:
             if descriptor >= 0:
                 os.close(descriptor)
         elif reply.error:
-            said = f"The sandbox's agent could not do {chr(reply.operation)!r}: {os.strerror(reply.error)}."
-            waiting.set_exception(SandboxError(said))
+            message = (
+                f"The sandbox's agent could not do {chr(reply.operation)!r}: {os.strerror(reply.error)}."
+            )
+            waiting.set_exception(SandboxError(message))
         else:
             self._waiting[reply.id].set_result(descriptor)
 
 
-def _gone() -> SandboxError:
+def _connection_lost() -> SandboxError:
     return SandboxError(
         "The sandbox is gone: its container ended, was removed, or ran out of memory as a whole. Open a new "
         "one and run the "

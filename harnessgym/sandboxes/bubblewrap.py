@@ -220,11 +220,11 @@ _FILES = {
 
 def _system() -> list[str]:
     """Options that bind the system's programs and libraries. Other mounts in `/` may change at any time."""
-    found = [
+    options = [
         ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind-try", path, path]
         for path in _SYSTEM
     ]
-    return [word for words in found for word in words]
+    return [word for words in options for word in words]
 
 
 def _parents(path: str) -> list[str]:
@@ -246,8 +246,8 @@ def task_folders(prefixes: tuple[str, ...]) -> tuple[str, ...]:
     No harness may see them.
     """
     patterns = [f"lib/python3*/site-packages/{name}" for name in _ANSWERS]
-    found = (path for prefix in prefixes for pattern in patterns for path in Path(prefix).glob(pattern))
-    return tuple(sorted(str(path) for path in found if path.is_dir()))
+    paths = (path for prefix in prefixes for pattern in patterns for path in Path(prefix).glob(pattern))
+    return tuple(sorted(str(path) for path in paths if path.is_dir()))
 
 
 @functools.cache
@@ -263,16 +263,18 @@ def unused_packages() -> tuple[str, ...]:
         or "include-system-site-packages = true" in settings.read_text()
     ):
         return ()
-    found = Path(sys.base_prefix).glob("lib/python3*/site-packages")
-    return tuple(sorted(str(path) for path in found if not path.is_relative_to("/usr")))
+    folders = Path(sys.base_prefix).glob("lib/python3*/site-packages")
+    return tuple(sorted(str(path) for path in folders if not path.is_relative_to("/usr")))
 
 
 @functools.cache
 def _prefixes(python: str) -> tuple[str, ...]:
     """The folders an interpreter needs besides the system's: its prefix and, in a venv, the base prefix."""
     if python == sys.executable:
-        found = {sys.prefix, sys.base_prefix}
+        prefixes = {sys.prefix, sys.base_prefix}
     else:
         ask = [python, "-I", "-c", "import sys; print(sys.prefix); print(sys.base_prefix)"]
-        found = set(subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split("\n")) - {""}
-    return tuple(sorted(path for path in found if not path.startswith("/usr")))
+        prefixes = set(subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split("\n")) - {
+            ""
+        }
+    return tuple(sorted(path for path in prefixes if not path.startswith("/usr")))

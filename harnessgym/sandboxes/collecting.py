@@ -45,13 +45,13 @@ def export_with(
     for each in collected:
         if whole.overflow:
             break
-        taken = _take(each, local / OUTSIDE, owner, max_bytes - whole.size, max(0, max_files - whole.files))
-        left_out = tuple(f"{OUTSIDE}{each.path}{name}" for name in taken.left_out)
+        export = _take(each, local / OUTSIDE, owner, max_bytes - whole.size, max(0, max_files - whole.files))
+        left_out = tuple(f"{OUTSIDE}{each.path}{name}" for name in export.left_out)
         whole = WorkspaceExport(
-            whole.files + taken.files,
-            whole.size + taken.size,
+            whole.files + export.files,
+            whole.size + export.size,
             tuple(sorted((*whole.left_out, *left_out))),
-            taken.overflow and f"{each.path} and what was taken out before it: {taken.overflow}",
+            export.overflow and f"{each.path} and what was taken out before it: {export.overflow}",
         )
     return whole
 
@@ -67,7 +67,7 @@ def _take(
     target = outside / each.path.lstrip("/")
     with ExitStack() as stack:
         try:
-            status, folder, name = _found(place, each, stack)
+            status, folder, name = _open_path(place, each, stack)
         except FileNotFoundError:
             return WorkspaceExport(0, 0, ())
         # A link or file stands in the place of a folder on the path, which may be a trap: leave it out.
@@ -77,11 +77,11 @@ def _take(
         if stat.S_ISDIR(status.st_mode):
             return _below(Exporter(folder, target, max_bytes, max_files, links=False).run())
         exporter = Exporter(folder, target.parent, max_bytes, max_files, links=False)
-        found = exporter.alone(FolderEntry(folder, (), name, status))
-        return replace(found, left_out=("",) if found.left_out else ())
+        export = exporter.alone(FolderEntry(folder, (), name, status))
+        return replace(export, left_out=("",) if export.left_out else ())
 
 
-def _found(place: Workspace, each: Collected, stack: ExitStack) -> tuple[os.stat_result, int, str]:
+def _open_path(place: Workspace, each: Collected, stack: ExitStack) -> tuple[os.stat_result, int, str]:
     """Returns the path's status, a descriptor, and a name.
 
     For a folder, they are its own descriptor and ""; otherwise its parent's descriptor and its name there.

@@ -91,7 +91,7 @@ class ContainerPlan:
         folders: tuple[str, ...] = (),
     ) -> "ContainerPlan":
         """Returns the plan for a sandbox with these limits. Raises OSError if a readable path is missing."""
-        inodes = tuple((found.st_dev, found.st_ino) for found in map(os.stat, readable))
+        inodes = tuple((status.st_dev, status.st_ino) for status in map(os.stat, readable))
         bounds = (limits.memory_mb, limits.disk_mb, limits.processes, limits.cpus)
         return cls(image, *bounds, readable, inodes, user, tmp_mb, folders)
 
@@ -203,8 +203,8 @@ class Containers:
         """
         await asyncio.gather(*map(self._clear, list(self._left)))
         labels = {"label": [f"{ROOT_LABEL}={self._labels[ROOT_LABEL]}"]}
-        found = await self._engine.call(self._engine.client.containers, all=True, filters=labels)
-        leases = {each["Id"]: (each.get("Labels") or {}).get(LEASE_LABEL) for each in found}
+        containers = await self._engine.call(self._engine.client.containers, all=True, filters=labels)
+        leases = {each["Id"]: (each.get("Labels") or {}).get(LEASE_LABEL) for each in containers}
         dead = [made for made, lease in leases.items() if lease is not None and is_abandoned(lease)]
         await asyncio.gather(*map(self._discard, dead))
         return len(dead)
@@ -212,7 +212,7 @@ class Containers:
     async def _look(self, name: str) -> Image:
         client = self._engine.client
         try:
-            found = await self._engine.call(client.inspect_image, name)
+            attributes = await self._engine.call(client.inspect_image, name)
         except EngineError as error:
             if error.status != 404:
                 raise
@@ -221,17 +221,17 @@ class Containers:
                 f"pull {name}`, "
                 "or build it: `harnessgym images build` makes our own."
             ) from error
-        config = found.get("Config") or {}
+        config = attributes.get("Config") or {}
         env = tuple(
             (key, value) for key, _, value in (each.partition("=") for each in config.get("Env") or ())
         )
-        folder = self._root / "accounts" / found["Id"].replace(":", "-")
+        folder = self._root / "accounts" / attributes["Id"].replace(":", "-")
         async with self._one_at_a_time:
             files = await self._engine.call(
-                accounts, client, found["Id"], folder, self._user, HOME, self._labels
+                accounts, client, attributes["Id"], folder, self._user, HOME, self._labels
             )
         home = (config.get("Labels") or {}).get(HOME_LABEL, "")
-        return Image(found["Id"], env, tuple(sorted(config.get("Volumes") or ())), home, files)
+        return Image(attributes["Id"], env, tuple(sorted(config.get("Volumes") or ())), home, files)
 
     def _forget_failure(self, name: str, done: asyncio.Task[Image]) -> None:
         if (done.cancelled() or done.exception() is not None) and self._images.get(name) is done:
@@ -293,12 +293,12 @@ class Containers:
 
     async def _runs(self, made: str) -> bool:
         try:
-            found = await self._engine.call(self._engine.client.inspect_container, made)
+            attributes = await self._engine.call(self._engine.client.inspect_container, made)
         except EngineError as error:
             if error.status == 404:
                 return False
             raise
-        return bool(found["State"]["Running"])
+        return bool(attributes["State"]["Running"])
 
     async def _freeze(self, made: str) -> None:
         for pause_s in _FREEZE_AGAIN_S:
@@ -373,9 +373,9 @@ class Containers:
             # 409: the engine is removing it already.
             if error.status != 409:
                 raise
-            await self._gone(made)
+            await self._wait_removed(made)
 
-    async def _gone(self, made: str) -> None:
+    async def _wait_removed(self, made: str) -> None:
         deadline = asyncio.get_running_loop().time() + _REMOVAL_S
         pause_s = 0.01
         while asyncio.get_running_loop().time() < deadline:

@@ -117,9 +117,9 @@ class DockerSandbox:
         if not collect:
             return await asyncio.to_thread(files.export, local, max_bytes, max_files)
         with contextlib.ExitStack() as stack:
-            found = [await self._collected(path, stack) for path in outermost(collect)]
+            collected = [await self._collected(path, stack) for path in outermost(collect)]
             return await asyncio.to_thread(
-                export_with, files, local, found, self._backend.owner, max_bytes, max_files
+                export_with, files, local, collected, self._backend.owner, max_bytes, max_files
             )
 
     async def kill_all(self) -> None:

@@ -120,10 +120,10 @@ class Egress:
         if not self.hosts.names(host, port):
             raise RequestRefused(403, f"{host}:{port} is not on the list of hosts that this setup may reach.")
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            address_infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
             raise RequestRefused(502, f"{host} cannot be looked up: {error.strerror or error}.") from error
-        addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
+        addresses = list(dict.fromkeys(str(each[4][0]) for each in address_infos))
         admitted = [each for each in addresses if self.hosts.admits(ip_address(each), port)]
         if not admitted:
             raise RequestRefused(

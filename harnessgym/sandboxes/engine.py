@@ -50,9 +50,9 @@ def sdk() -> ModuleType:
     except ImportError as error:
         raise SandboxError("The Docker SDK is not installed: pip install 'harnessgym-rl[docker]'.") from error
     if not hasattr(docker, "APIClient"):
-        found = next(iter(getattr(docker, "__path__", ["?"])))
+        folder = next(iter(getattr(docker, "__path__", ["?"])))
         raise SandboxError(
-            f"The Docker SDK is hidden by the folder {found}, or not installed: pip install "
+            f"The Docker SDK is hidden by the folder {folder}, or not installed: pip install "
             "'harnessgym-rl[docker]', "
             "and do not put that folder's parent before site-packages."
         )
@@ -183,14 +183,14 @@ def accounts(
         lines[USERS] = "root:x:0:0:root:/root:/bin/sh\n" + lines[USERS]
     needed = [path for path in lines if user not in _numbers(texts[path])]
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    found = []
+    files = []
     for path in needed:
         target = folder / Path(path).name
         text = texts[path] + ("" if texts[path].endswith("\n") or not texts[path] else "\n") + lines[path]
         target.write_bytes(text.encode(errors="surrogateescape"))
         target.chmod(0o644)
-        found.append((target, path))
-    return tuple(found)
+        files.append((target, path))
+    return tuple(files)
 
 
 def _made(client: Any, image: str, name: str, labels: Mapping[str, str]) -> str:

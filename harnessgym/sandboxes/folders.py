@@ -31,8 +31,8 @@ def checked_folders(folders: Sequence[str]) -> tuple[str, ...]:
 
     Raises TaskError for a folder that the sandbox or the image's system needs.
     """
-    found = sorted({str(_absolute(folder)) for folder in folders})
-    for folder in found:
+    unique_folders = sorted({str(_absolute(folder)) for folder in folders})
+    for folder in unique_folders:
         path = PurePosixPath(folder)
         if folder in _SYSTEM or any(
             path.is_relative_to(own) or PurePosixPath(own).is_relative_to(path) for own in _OWN
@@ -42,9 +42,11 @@ def checked_folders(folders: Sequence[str]) -> tuple[str, ...]:
                 "in the image, needs "
                 "it as it is."
             )
-    if len(found) > _MOST:
-        raise TaskError(f"A task can have {_MOST} folders beside its workspace, and {len(found)} are named.")
-    return tuple(found)
+    if len(unique_folders) > _MOST:
+        raise TaskError(
+            f"A task can have {_MOST} folders beside its workspace, and {len(unique_folders)} are named."
+        )
+    return tuple(unique_folders)
 
 
 def check_apart(folders: Sequence[str], home: str) -> None:
@@ -76,8 +78,10 @@ def folder_of(path: str, folders: Sequence[str]) -> str | None:
 
 def outermost(paths: Sequence[str]) -> tuple[str, ...]:
     """Returns the paths in order, without those inside another of them. Raises TaskError for a bad path."""
-    found = list(dict.fromkeys(map(_absolute, paths)))
-    return tuple(str(path) for path in found if not any(other in path.parents for other in found))
+    unique_paths = list(dict.fromkeys(map(_absolute, paths)))
+    return tuple(
+        str(path) for path in unique_paths if not any(other in path.parents for other in unique_paths)
+    )
 
 
 def _absolute(path: str) -> PurePosixPath:

@@ -215,8 +215,8 @@ class ForkServer:
         if self._process.returncode is None and answer:
             self._process.kill()
         assert self._process.stderr is not None
-        said = (await self._process.stderr.read(4096)).decode(errors="replace").strip()
-        reason = answer.decode(errors="replace") or said or "It ended without a word."
+        stderr = (await self._process.stderr.read(4096)).decode(errors="replace").strip()
+        reason = answer.decode(errors="replace") or stderr or "It ended without a word."
         await self._end()
         raise SandboxError(f"The fork server of {self._spec.python} did not start. {reason}")
 

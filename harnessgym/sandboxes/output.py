@@ -88,10 +88,10 @@ class PipeReader:
         # the pipe and keeps writing would keep us here.
         left = fcntl.fcntl(self._descriptor, fcntl.F_GETPIPE_SZ) if not self.ended else 0
         while left > 0 and not self.ended:
-            taken = self._read()
-            if taken == 0:
+            size = self._read()
+            if size == 0:
                 break
-            left -= taken
+            left -= size
         self.close()
         if self._failure is not None:
             raise self._failure

@@ -190,7 +190,7 @@ class WarmPool(Generic[K, T]):
         """Returns a thing, which the caller ends. Raises what `Maker.make` raises."""
         demand = self._demand.setdefault(key, Demand())
         demand.claimed(time.monotonic())
-        thing = await self._found(key)
+        thing = await self._take_parked(key)
         self._refill(key)
         return thing
 
@@ -203,7 +203,7 @@ class WarmPool(Generic[K, T]):
         )
         self._refill(key)
 
-    async def _found(self, key: K) -> T:
+    async def _take_parked(self, key: K) -> T:
         while parked := self._parked.get(key):
             thing = parked.popleft()
             if await self._woken(thing):

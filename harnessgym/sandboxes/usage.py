@@ -41,11 +41,11 @@ def usage_below(pid: int) -> ResourceUsage:
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
-            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
-    return found
+            pids += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return pids
 
 
 def _memory(pid: int) -> int:
@@ -123,16 +123,16 @@ def _folders(pid: int) -> dict[str, Path]:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     except OSError:
         return {}
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for line in lines:
         # Controllers may be mounted together ("cpu,cpuacct") or alone, and v2 beside v1 at "unified".
         _, names, path = line.split(":", 2)
         for name in names.split(","):
             for folder in (_CGROUPS / names, _CGROUPS / name, _CGROUPS / "unified"):
                 if (folder / path.lstrip("/")).is_dir():
-                    found[name] = folder / path.lstrip("/")
+                    folders[name] = folder / path.lstrip("/")
                     break
-    unified = found.get("")
-    if "memory" not in found and (unified is None or not (unified / "memory.current").exists()):
+    unified = folders.get("")
+    if "memory" not in folders and (unified is None or not (unified / "memory.current").exists()):
         return {}
-    return found
+    return folders

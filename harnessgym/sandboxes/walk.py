@@ -125,8 +125,8 @@ class Walk:
 
     def _names(self, folder: int) -> list[str]:
         # Read no more names than are left: a folder with millions of entries must not fill our memory.
-        with os.scandir(folder) as found:
-            names = [each.name for each in itertools.islice(found, self._left + 1)]
+        with os.scandir(folder) as entries:
+            names = [each.name for each in itertools.islice(entries, self._left + 1)]
         self._left -= len(names)
         if self._left < 0:
             raise Overflow(f"The workspace holds more than {self._most} files and folders.")

@@ -74,8 +74,8 @@ class VersionChain:
 
     def oldest(self, trained: int, versions: Iterable[IdArray]) -> int:
         """Largest staleness over arrays of sampling versions, with -1 for unsampled tokens; 0 if none is."""
-        found = {int(version) for array in versions for version in np.unique(array) if version >= 0}
-        return max((self.between(trained, version) for version in found), default=0)
+        unique_versions = {int(version) for array in versions for version in np.unique(array) if version >= 0}
+        return max((self.between(trained, version) for version in unique_versions), default=0)
 
     def depth(self, version: int) -> int:
         """Number of surviving batches that led to a version; the number itself if it is not recorded."""

@@ -51,15 +51,15 @@ def with_recorded(config: SimulationConfig, root: Path) -> SimulationConfig:
     url = folder.store_url() if folder.config_path.exists() else url_of_file(path)
     with TraceStore.open(url) as store:
         run = store.read(partial(run_of, folder=folder))
-        found = [] if run is None else store.read(lambda conn: rollout_durations(conn, run.id))
-    if not found:
+        durations = [] if run is None else store.read(lambda conn: rollout_durations(conn, run.id))
+    if not durations:
         raise ConfigError(f"{shown(url)} has no finished rollout with model calls to draw from.")
     work = {
-        "turns": _recorded(float(len(each.tokens)) for each in found),
-        "tokens": _recorded(float(number) for each in found for number in each.tokens),
-        "read": _recorded(float(number) for each in found for number in each.read),
-        "environment_s": _recorded(seconds for each in found for seconds in each.between_s),
-        "grading_s": _recorded(each.grading_s for each in found),
+        "turns": _recorded(float(len(each.tokens)) for each in durations),
+        "tokens": _recorded(float(number) for each in durations for number in each.tokens),
+        "read": _recorded(float(number) for each in durations for number in each.read),
+        "environment_s": _recorded(seconds for each in durations for seconds in each.between_s),
+        "grading_s": _recorded(each.grading_s for each in durations),
     }
     trainer = {"step_s": _recorded(_steps(root))}
     raw = config.model_dump()
@@ -74,8 +74,10 @@ def _steps(root: Path) -> list[float]:
 
 
 def _recorded(values: Iterable[float]) -> Distribution | None:
-    found = tuple(values)
-    return Distribution(kind="recorded", mean=sum(found) / len(found), values=found) if found else None
+    numbers = tuple(values)
+    return (
+        Distribution(kind="recorded", mean=sum(numbers) / len(numbers), values=numbers) if numbers else None
+    )
 
 
 DEFAULT_ARMS = ("sync", "one-step", "eta-1", "eta-4", "periodic", "recycle")
@@ -89,10 +91,12 @@ class VariantComparison:
     outcomes: dict[str, list[SimulationOutcome]]
     """By variant, one outcome per seed."""
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The comparison as JSON values."""
-        rows = {name: report.figures(found) for name, found in self.outcomes.items()}
-        single = {name: [outcome.told() for outcome in found] for name, found in self.outcomes.items()}
+        rows = {name: report.figures(outcomes) for name, outcomes in self.outcomes.items()}
+        single = {
+            name: [outcome.to_dict() for outcome in outcomes] for name, outcomes in self.outcomes.items()
+        }
         return {
             "simulated": True,
             "config": self.config.model_dump(mode="json"),

@@ -246,14 +246,14 @@ class SimulatedFleet:
     def _stop(self, worker: SimulatedWorker) -> list[SimulatedCall]:
         """Take the running calls out of a worker and record their tokens."""
         before = worker.load
-        taken = worker.take_back(self._clock.now)
+        calls_with_tokens = worker.take_back(self._clock.now)
         # Makes the scheduled event void: `_wake` compares its time with this.
         worker.wake_at = float("inf")
-        for call, tokens in taken:
+        for call, tokens in calls_with_tokens:
             self._sampled(call, tokens, worker)
-        self._busy.add(-int(bool(taken)))
+        self._busy.add(-int(bool(calls_with_tokens)))
         self.ready.changed(worker, before)
-        return [call for call, _ in taken]
+        return [call for call, _ in calls_with_tokens]
 
     def _sampled(self, call: SimulatedCall, tokens: int, worker: SimulatedWorker) -> None:
         if tokens:

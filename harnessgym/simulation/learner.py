@@ -34,13 +34,14 @@ class Replays:
             return []
         # Older groups are beyond η and cannot be trained again.
         recent = sorted(ledger)[-options.max_staleness :]
-        found = {group.id: group for into in recent for group in (*ledger[into], *self.into[into])}
+        groups_by_id = {group.id: group for into in recent for group in (*ledger[into], *self.into[into])}
         times = Counter(group.id for into in recent for group in (*ledger[into], *self.into[into]))
         trained = [
-            Replayable(group.id, group.ordinal, times[group.id], staleness(group)) for group in found.values()
+            Replayable(group.id, group.ordinal, times[group.id], staleness(group))
+            for group in groups_by_id.values()
         ]
         return [
-            found[name]
+            groups_by_id[name]
             for name in replay(trained, options.reuse, options.max_staleness)[
                 : self._places(version, len(ledger))
             ]
@@ -238,8 +239,8 @@ class SimulatedLearner:
             for version, tokens in rollout.spans.items():
                 tokens_by[staleness[version]] += tokens
             rollouts_by[len(rollout.spans)] += 1
-        for total, found in ((measures.staleness, tokens_by), (measures.versions, rollouts_by)):
-            for value, count in found.items():
+        for total, counts in ((measures.staleness, tokens_by), (measures.versions, rollouts_by)):
+            for value, count in counts.items():
                 total[value] += sign * count
                 if not total[value]:
                     del total[value]
@@ -274,9 +275,9 @@ class SimulatedLearner:
         self._planner.consumed -= len(groups)
         self._complete.add(len(groups))
         self._gap = None
-        found = {**self._planner.outstanding, **{group.id: group for group in groups}}
+        groups_by_id = {**self._planner.outstanding, **{group.id: group for group in groups}}
         self._planner.outstanding.clear()
-        self._planner.outstanding.update(sorted(found.items(), key=lambda item: item[1].ordinal))
+        self._planner.outstanding.update(sorted(groups_by_id.items(), key=lambda item: item[1].ordinal))
 
     def _learn_versions(self) -> None:
         self._look = True

@@ -67,7 +67,7 @@ class SimulationOutcome:
         total = sum(self.staleness.values())
         return 1 - self.staleness.get(0, 0) / total if total else 0.0
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The figures as JSON values, marked as simulated."""
         extra = {
             "of_bound": self.of_bound,

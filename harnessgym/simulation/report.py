@@ -58,7 +58,7 @@ def most_stale(shares: Mapping[str, float]) -> int:
 
 def tables(arms: Mapping[str, Sequence[SimulationOutcome]]) -> list[Table]:
     """Four tables: throughput and idle shares, staleness and updates, the staleness histogram, queues."""
-    seeds = max(len(found) for found in arms.values())
+    seeds = max(len(outcomes) for outcomes in arms.values())
     interval = "95 % interval" if seeds >= LEAST_SEEDS else "range"
     over = f"simulated, {seeds} seeds: median [{interval}]" if seeds > 1 else "simulated, 1 seed"
     return [_throughput(arms, over), _staleness(arms, over), _histogram(arms), _queues(arms, over)]
@@ -69,15 +69,15 @@ def _throughput(arms: Mapping[str, Sequence[SimulationOutcome]], over: str) -> T
     table = Table(
         "arm", "rollouts/s", "trained tokens/s", "of the bound", "limit", *idle, title=f"Throughput ({over})"
     )
-    for name, found in arms.items():
-        limits = [outcome.bound.limit for outcome in found]
+    for name, outcomes in arms.items():
+        limits = [outcome.bound.limit for outcome in outcomes]
         table.add_row(
             name,
-            _shown(found, "rollouts_per_s", 2),
-            _shown(found, "tokens_per_s", 0),
-            _shown(found, "of_bound", 3),
+            _shown(outcomes, "rollouts_per_s", 2),
+            _shown(outcomes, "tokens_per_s", 0),
+            _shown(outcomes, "of_bound", 3),
             max(limits, key=limits.count),
-            *(Spread.of([outcome.idle[kind] for outcome in found]).shown(2) for kind in _KINDS),
+            *(Spread.of([outcome.idle[kind] for outcome in outcomes]).shown(2) for kind in _KINDS),
         )
     return table
 
@@ -93,21 +93,21 @@ def _staleness(arms: Mapping[str, Sequence[SimulationOutcome]], over: str) -> Ta
         "out of service",
     )
     table = Table(*columns, "dropped", "requeued", "tokens lost", title=f"Staleness and updates ({over})")
-    for name, found in arms.items():
+    for name, outcomes in arms.items():
         lost = [
             float(each.counts.get("tokens dropped", 0) + each.counts.get("tokens failed", 0))
-            for each in found
+            for each in outcomes
         ]
         table.add_row(
             name,
-            _shown(found, "mean_staleness", 2),
-            str(most_stale(_shares(found))),
-            _shown(found, "off_policy", 2),
-            _shown(found, "versions_per_rollout", 2),
-            _shown(found, "length_bias", 3),
-            _shown(found, "out_of_service", 3),
+            _shown(outcomes, "mean_staleness", 2),
+            str(most_stale(_shares(outcomes))),
+            _shown(outcomes, "off_policy", 2),
+            _shown(outcomes, "versions_per_rollout", 2),
+            _shown(outcomes, "length_bias", 3),
+            _shown(outcomes, "out_of_service", 3),
             *(
-                Spread.of([float(each.counts.get(f"groups {what}", 0)) for each in found]).shown(0)
+                Spread.of([float(each.counts.get(f"groups {what}", 0)) for each in outcomes]).shown(0)
                 for what in ("dropped", "requeued")
             ),
             Spread.of(lost).shown(0),
@@ -118,8 +118,8 @@ def _staleness(arms: Mapping[str, Sequence[SimulationOutcome]], over: str) -> Ta
 def _histogram(arms: Mapping[str, Sequence[SimulationOutcome]]) -> Table:
     columns = [str(stale) for stale in _HISTOGRAM[:-1]] + [f"{_HISTOGRAM[-1]}+"]
     table = Table("arm", *columns, title="Share of trained tokens by staleness (simulated)")
-    for name, found in arms.items():
-        shares = _shares(found)
+    for name, outcomes in arms.items():
+        shares = _shares(outcomes)
         row = [shares.get(str(stale), 0.0) for stale in _HISTOGRAM[:-1]]
         table.add_row(
             name,
@@ -133,9 +133,9 @@ def _histogram(arms: Mapping[str, Sequence[SimulationOutcome]]) -> Table:
 
 def _queues(arms: Mapping[str, Sequence[SimulationOutcome]], over: str) -> Table:
     table = Table("arm", *_QUEUES, title=f"Mean queue lengths ({over})")
-    for name, found in arms.items():
+    for name, outcomes in arms.items():
         table.add_row(
-            name, *(Spread.of([outcome.queues[queue] for outcome in found]).shown(0) for queue in _QUEUES)
+            name, *(Spread.of([outcome.queues[queue] for outcome in outcomes]).shown(0) for queue in _QUEUES)
         )
     return table
 

@@ -19,8 +19,8 @@ class Leases:
 
     def acquire(self, resource: str, holder: str, now: float, ttl_s: float) -> bool:
         """Take a lease that is free, expired or already the holder's. False if another holds it."""
-        found = self._held.get(resource)
-        if found is not None and found[0] != holder and found[1] > now:
+        lease = self._held.get(resource)
+        if lease is not None and lease[0] != holder and lease[1] > now:
             return False
         self._held[resource] = (holder, now + ttl_s)
         return True
@@ -39,8 +39,8 @@ class Leases:
 
     def holder_of(self, resource: str, now: float) -> str | None:
         """The present holder of a resource, or None."""
-        found = self._held.get(resource)
-        return found[0] if found is not None and found[1] > now else None
+        lease = self._held.get(resource)
+        return lease[0] if lease is not None and lease[1] > now else None
 
 
 _HELD = float("inf")

@@ -125,11 +125,11 @@ class SimulatedWorker:
     def take_back(self, now: float) -> list[tuple[SimulatedCall, int]]:
         """Remove all running calls in order of arrival. Returns each with its tokens since its start."""
         self.advance(now)
-        taken = [
+        calls_with_tokens = [
             (call, self._since_start(call)) for _, _, call in sorted(self.running, key=lambda item: item[1])
         ]
         self.running.clear()
-        return taken
+        return calls_with_tokens
 
     def withdraw(self, call: SimulatedCall, now: float) -> int:
         """Remove one running call. Returns the tokens it has sampled since it was started."""

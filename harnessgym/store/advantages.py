@@ -116,12 +116,12 @@ def _segments(conn: Connection, call_ids: Iterable[str]) -> Iterator[tuple[str, 
     """Yield (call id, completion segment id) of the calls that have a completion."""
     wanted = sorted(call_ids)
     for start in range(0, len(wanted), _AT_ONCE):
-        found = select(calls.c.id, calls.c.completion_segment).where(
+        query = select(calls.c.id, calls.c.completion_segment).where(
             calls.c.id.in_(wanted[start : start + _AT_ONCE])
         )
         yield from (
             (row.id, row.completion_segment)
-            for row in conn.execute(found)
+            for row in conn.execute(query)
             if row.completion_segment is not None
         )
 

@@ -175,14 +175,15 @@ def asked_patience(url: URL, name: str, default: float) -> float:
 
     Raises `StoreError` unless the value is a positive finite number.
     """
-    given = str(url.query.get(name, default))
+    seconds_text = str(url.query.get(name, default))
     try:
-        seconds = float(given)
+        seconds = float(seconds_text)
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < math.inf:
         raise StoreError(
-            f"{name}={given} in {shown(url)} is no number of seconds: write for example {name}={default:.0f}."
+            f"{name}={seconds_text} in {shown(url)} is no number of seconds: write for example "
+            f"{name}={default:.0f}."
         )
     return seconds
 

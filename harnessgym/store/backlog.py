@@ -71,7 +71,7 @@ def give_up(conn: Connection, group_id: str, reason: GivenUp, version: int) -> b
         return False
     members = select(rollouts_table.c.id).where(rollouts_table.c.group_id == group_id)
     for rollout_id in conn.execute(members).scalars().all():
-        rollouts.exclude(conn, rollout_id, _said(reason))
+        rollouts.exclude(conn, rollout_id, _exclusion_reason(reason))
     return True
 
 
@@ -109,7 +109,7 @@ def stop(conn: Connection, group_id: str, reason: GivenUp, version: int) -> bool
         return False
     members = conn.execute(rows).all()
     for member in members:
-        rollouts.exclude(conn, member.id, _said(reason))
+        rollouts.exclude(conn, member.id, _exclusion_reason(reason))
     left = [member.id for member in members if member.status in ("pending", "running")]
     rollouts.cancel(conn, left, "Its group is too old to be trained.")
     # Cancelling its last rollout may have dropped the group as `too_few`. `give_up` takes complete groups
@@ -158,16 +158,16 @@ def settle_batch(
     barren = [group_id for group_id, reason in unwanted.items() if reason == "no_signal"]
     mine = _mine(run_id) & groups.c.batch.is_(None) & groups.c.id.in_([*take, *unwanted])
     states = select(groups.c.id, groups.c.state).where(mine, groups.c.state.in_(("open", "complete")))
-    found = dict(conn.execute(states.with_for_update()).all())
-    if len(found) < len(take) + len(unwanted) or any(
-        found[group_id] != "complete" for group_id in (*take, *barren)
+    state_by_group = dict(conn.execute(states.with_for_update()).all())
+    if len(state_by_group) < len(take) + len(unwanted) or any(
+        state_by_group[group_id] != "complete" for group_id in (*take, *barren)
     ):
         return False
     spent = given_up(conn, run_id, step - 1).get("no_signal", 0) if barren else 0
     if len(batch(conn, run_id, step)) != known or spent + len(barren) > refills:
         return False
     for group_id, reason in unwanted.items():
-        drop = give_up if found[group_id] == "complete" else stop
+        drop = give_up if state_by_group[group_id] == "complete" else stop
         drop(conn, group_id, reason, step - 1)
     for place, group_id in enumerate(take, known):
         conn.execute(update(groups).where(groups.c.id == group_id).values(batch=step, place=place))
@@ -193,8 +193,8 @@ def requeued(conn: Connection, run_id: str, limit: int) -> Sequence[Requeued]:
         .where(_dropped(run_id), due)
     )
     # Sorted here because there are few: with ORDER BY, SQLite would scan all groups in order of ordinal.
-    found = [Requeued(*row) for row in conn.execute(query).all()]
-    return sorted(found, key=lambda item: item.ordinal)[:limit]
+    requeued_groups = [Requeued(*row) for row in conn.execute(query).all()]
+    return sorted(requeued_groups, key=lambda item: item.ordinal)[:limit]
 
 
 def replacements(conn: Connection, run_id: str) -> int:
@@ -203,7 +203,7 @@ def replacements(conn: Connection, run_id: str) -> int:
     return int(conn.execute(query).scalar_one())
 
 
-def _said(reason: GivenUp) -> str:
+def _exclusion_reason(reason: GivenUp) -> str:
     """Return the reason under which the tokens of such a group are excluded."""
     return "too_stale" if reason == "requeued" else reason
 

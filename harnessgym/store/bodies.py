@@ -58,13 +58,13 @@ def split_body(body: bytes) -> SplitBody:
     """Split a body."""
     try:
         text = body.decode()
-        found = _find_elements(text)
+        layout = _find_elements(text)
     except (ValueError, StopIteration, IndexError):
-        found = None
+        layout = None
     # An empty header line marks a body that is kept whole.
-    if found is None:
+    if layout is None:
         return SplitBody((), b"\n" + body)
-    start, end, separator, elements = found
+    start, end, separator, elements = layout
     parts = tuple((text_hash(part), part) for part in elements)
     header = json.dumps([start, separator])
     return SplitBody(parts, f"{header}\n{text[:start]}{text[end:]}".encode())
@@ -153,10 +153,10 @@ def add(conn: Connection, call_id: str, direction: Direction, body: SplitBody) -
 
 def of_call(conn: Connection, call_id: str, direction: Direction = "request") -> bytes | None:
     """Return a call's body, byte for byte; None if the store has none."""
-    found = select(bodies, literal(0).label("depth")).where(
+    query = select(bodies, literal(0).label("depth")).where(
         bodies.c.call_id == call_id, bodies.c.direction == direction
     )
-    chain = found.cte("chain", recursive=True)
+    chain = query.cte("chain", recursive=True)
     chain = chain.union_all(select(bodies, chain.c.depth + 1).where(bodies.c.id == chain.c.base_id))
     # From the oldest base to the call itself: each row keeps the leading elements of the body before it and
     # appends its own. The last row is the call's, and so is the remainder.

@@ -159,7 +159,7 @@ def finish(conn: Connection, outcome: CallOutcome) -> None:
     _insert_segment(conn, outcome.segment)
     if outcome.body is not None:
         bodies.add(conn, outcome.call_id, "answer", outcome.body)
-    found = _FINISH_CALL.run(
+    row_count = _FINISH_CALL.run(
         conn,
         {
             "call": outcome.call_id,
@@ -178,7 +178,7 @@ def finish(conn: Connection, outcome: CallOutcome) -> None:
             "timings": outcome.timings,
         },
     )
-    if not found:
+    if not row_count:
         raise StoreError(
             f"The trace database has no intent of call {outcome.call_id}: its outcome was not stored."
         )
@@ -234,8 +234,8 @@ def silences(conn: Connection, rollout_id: str) -> list[CallSilence]:
     """Return in order how long the calls of a rollout waited for their engines, or 0 if not recorded."""
     # A call that failed may have been repeated by the harness. It counts as answered if a call with the same
     # messages was.
-    found = conn.execute(_SILENCES, {"rollout": rollout_id}).all()
-    answered = {row.chain_digest for row in found if row.status in ("committed", "delivered", "acknowledged")}
+    rows = conn.execute(_SILENCES, {"rollout": rollout_id}).all()
+    answered = {row.chain_digest for row in rows if row.status in ("committed", "delivered", "acknowledged")}
     return [
         CallSilence(
             call_id=row.id,
@@ -244,7 +244,7 @@ def silences(conn: Connection, rollout_id: str) -> list[CallSilence]:
             answered=row.chain_digest in answered,
             **{name: (row.timings or {}).get(name, 0.0) for name in ("silent_s", "whole_s", "lost_s")},
         )
-        for row in found
+        for row in rows
     ]
 
 

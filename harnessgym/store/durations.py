@@ -92,8 +92,8 @@ def lengths(conn: Connection, run_id: str, first: int) -> list[GroupLength]:
 
 
 def _of_each(rows: Any) -> Iterator[RolloutDurations]:
-    for _, found in groupby(rows, key=lambda row: row["rollout_id"]):
-        one = list(found)
+    for _, rollout_rows in groupby(rows, key=lambda row: row["rollout_id"]):
+        one = list(rollout_rows)
         ends = [row["created_at"] + (row["timings"] or {}).get("total_s", 0.0) for row in one]
         grown = [
             later["prompt_len"] - row["prompt_len"] - row["completion_len"] for row, later in pairwise(one)

@@ -149,8 +149,8 @@ def rewards_of(conn: Connection, rollout_id: str) -> list[RewardFacts]:
 
 def run_config_of(conn: Connection, run_id: str) -> Mapping[str, Any]:
     """Return the configuration that a run was started with."""
-    found = conn.execute(select(runs.c.config).where(runs.c.id == run_id)).scalar()
-    return found if isinstance(found, dict) else {}
+    config = conn.execute(select(runs.c.config).where(runs.c.id == run_id)).scalar()
+    return config if isinstance(config, dict) else {}
 
 
 def group_rewards_of(conn: Connection, group_id: str, channel: str = "reward") -> list[float]:

@@ -42,9 +42,9 @@ def freeze(conn: Connection, rollout_ids: Sequence[str]) -> int:
 
 def thaw(conn: Connection, rollout_ids: Sequence[str]) -> int:
     """Allow changes to rollouts again. Their sessions stay sealed. Returns how many were frozen."""
-    found = [row["id"] for row in _locked(conn, rollout_ids) if row["frozen"]]
-    _set(conn, found, frozen=False)
-    return len(found)
+    frozen_ids = [row["id"] for row in _locked(conn, rollout_ids) if row["frozen"]]
+    _set(conn, frozen_ids, frozen=False)
+    return len(frozen_ids)
 
 
 def _locked(conn: Connection, rollout_ids: Sequence[str]) -> list[RowMapping]:
@@ -58,15 +58,15 @@ def _locked(conn: Connection, rollout_ids: Sequence[str]) -> list[RowMapping]:
     query = (
         query.join(runs, runs.c.id == rollouts.c.run_id).order_by(rollouts.c.id).with_for_update(of=rollouts)
     )
-    found = list[RowMapping]()
+    rows = list[RowMapping]()
     for start in range(0, len(rollout_ids), 5_000):
-        found += (
+        rows += (
             conn.execute(query.where(rollouts.c.id.in_(rollout_ids[start : start + 5_000]))).mappings().all()
         )
-    missing = set(rollout_ids) - {row["id"] for row in found}
+    missing = set(rollout_ids) - {row["id"] for row in rows}
     if missing:
         raise StoreError(f"The trace database has no rollout {min(missing)!r}.")
-    return found
+    return rows
 
 
 def _set(conn: Connection, rollout_ids: Sequence[str], *, frozen: bool) -> None:

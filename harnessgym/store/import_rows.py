@@ -58,8 +58,8 @@ class ImportRows:
     def __post_init__(self) -> None:
         conn = self.conn
         facts = self.facts
-        found = conn.execute(select(rollouts_table.c.id).where(rollouts_table.c.id == facts.id)).first()
-        self._keep = found is None
+        row = conn.execute(select(rollouts_table.c.id).where(rollouts_table.c.id == facts.id)).first()
+        self._keep = row is None
         self.policy_id = self.policy(facts.policy)
         task_id = runs.add_task(conn, facts.task_set, Task(facts.task_key, ""))
         group = GroupSpec(

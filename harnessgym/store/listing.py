@@ -100,18 +100,18 @@ def _conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
         rollouts.c.verdict: wanted.verdict,
         rollouts.c.frozen: wanted.frozen,
     }
-    found: list[ColumnElement[bool]] = [
+    conditions: list[ColumnElement[bool]] = [
         column == value for column, value in equal.items() if value is not None
     ]
     if wanted.task is not None:
-        found.append(rollouts.c.task_id.in_(select(tasks.c.id).where(tasks.c.key == wanted.task)))
+        conditions.append(rollouts.c.task_id.in_(select(tasks.c.id).where(tasks.c.key == wanted.task)))
     if wanted.min_reward is not None:
-        found.append(rewards.c.value >= wanted.min_reward)
+        conditions.append(rewards.c.value >= wanted.min_reward)
     if wanted.max_reward is not None:
-        found.append(rewards.c.value <= wanted.max_reward)
+        conditions.append(rewards.c.value <= wanted.max_reward)
     if wanted.since is not None:
-        found.append(rollouts.c.created_at >= wanted.since)
-    return found
+        conditions.append(rollouts.c.created_at >= wanted.since)
+    return conditions
 
 
 def rollouts_beginning(conn: Connection, prefix: str) -> list[str]:

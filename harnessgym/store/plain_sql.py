@@ -71,9 +71,9 @@ def ask(url: str, query: str, limit: int) -> Answered:
     """
     backend = open_backend(url)
     backend.refuse_absent()
-    found = backend.url.get_backend_name()
+    backend_name = backend.url.get_backend_name()
     with _explained(backend, query):
-        return (_ask_sqlite if found == "sqlite" else _ask_postgresql)(backend, query, limit)
+        return (_ask_sqlite if backend_name == "sqlite" else _ask_postgresql)(backend, query, limit)
 
 
 def select_rows(conn: Connection, query: str, parameters: Mapping[str, Any]) -> list[Row]:
@@ -114,13 +114,13 @@ def select_file_rows(
 
 def relations(conn: Connection) -> list[Relation]:
     """Return tables, then views, each by name."""
-    found = inspect(conn)
-    named = [(name, "table") for name in sorted(found.get_table_names())] + [
-        (name, "view") for name in sorted(found.get_view_names())
+    inspector = inspect(conn)
+    named = [(name, "table") for name in sorted(inspector.get_table_names())] + [
+        (name, "view") for name in sorted(inspector.get_view_names())
     ]
     return [
         Relation(
-            name, kind, tuple((column["name"], str(column["type"])) for column in found.get_columns(name))
+            name, kind, tuple((column["name"], str(column["type"])) for column in inspector.get_columns(name))
         )
         for name, kind in named
         if name not in _HIDDEN
@@ -153,9 +153,9 @@ def _select_postgresql(conn: Connection, query: str, parameters: Mapping[str, An
     # Prepared, because the server then accepts only one statement. A second one could end the read-only
     # transaction.
     compiled = text(query).compile(dialect=conn.dialect)
-    given = {name: parameters[name] for name in compiled.params if name in parameters}
+    used_parameters = {name: parameters[name] for name in compiled.params if name in parameters}
     driver: Any = conn.connection.driver_connection
-    cursor = driver.execute(str(compiled), given, prepare=True)
+    cursor = driver.execute(str(compiled), used_parameters, prepare=True)
     if cursor.description is None:
         raise StoreError(f"{query!r} gives no rows: select_rows with SELECT.")
     names = [column.name for column in cursor.description]
@@ -179,8 +179,8 @@ def _streamed(driver: Any, query: str, limit: int) -> Answered:
 
 def _begins_with(query: str) -> str:
     """Return the first word of a statement, after comments and brackets."""
-    found = _LEAD.match(query)
-    return found.group(1).upper() if found else ""
+    match = _LEAD.match(query)
+    return match.group(1).upper() if match else ""
 
 
 def _refusal(query: str) -> str:
@@ -194,11 +194,11 @@ def _refusal(query: str) -> str:
 def _first(cursor: Any, limit: int) -> Answered:
     if cursor.description is None:
         return Answered((), (), more=False)
-    found = cursor.fetchmany(limit + 1)
+    rows = cursor.fetchmany(limit + 1)
     return Answered(
         tuple(column[0] for column in cursor.description),
-        tuple(map(tuple, found[:limit])),
-        len(found) > limit,
+        tuple(map(tuple, rows[:limit])),
+        len(rows) > limit,
     )
 
 
@@ -216,11 +216,11 @@ def _explained(backend: Backend, query: str) -> Iterator[None]:
     except backend.errors as error:
         if _writes(error):
             raise StoreError(_refusal(query)) from error
-        said = " ".join(str(error).split())
+        message = " ".join(str(error).split())
         if getattr(error, "sqlite_errorname", "") == "SQLITE_NOTADB":
             raise StoreError(backend.explain(error)) from error
         raise StoreError(
-            f"{_name(backend.url)} cannot answer {_one_line(query)!r}: {said}. "
+            f"{_name(backend.url)} cannot answer {_one_line(query)!r}: {message}. "
             "`harnessgym traces sql SOURCE --schema` lists tables, views and columns."
         ) from error
 

@@ -32,13 +32,13 @@ class PolicyVersion:
 def register(conn: Connection, run_id: str, name: str) -> str:
     """Return the id of a run's policy. Creates it if it is new."""
     runs.lock(conn, run_id)
-    found = conn.execute(
+    policy_id = conn.execute(
         select(policies.c.id).where(policies.c.run_id == run_id, policies.c.name == name)
     ).scalar()
-    if found is None:
-        found = new_id()
-        conn.execute(insert(policies).values(id=found, run_id=run_id, name=name))
-    return str(found)
+    if policy_id is None:
+        policy_id = new_id()
+        conn.execute(insert(policies).values(id=policy_id, run_id=run_id, name=name))
+    return str(policy_id)
 
 
 def of_run(conn: Connection, run_id: str) -> dict[str, str]:

@@ -56,12 +56,12 @@ class Prepared:
 
     def _for(self, conn: Connection) -> "_Compiled":
         name = conn.dialect.name
-        found = self._compiled.get(name)
-        if found is None:
+        compiled = self._compiled.get(name)
+        if compiled is None:
             statement = self._statement
             made = statement if isinstance(statement, UpdateBase) else statement(insert_for(name))
-            found = self._compiled[name] = _Compiled(made, _positional(conn.dialect), self._columns)
-        return found
+            compiled = self._compiled[name] = _Compiled(made, _positional(conn.dialect), self._columns)
+        return compiled
 
 
 class _Compiled:

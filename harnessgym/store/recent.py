@@ -125,10 +125,10 @@ def trained_since(conn: Connection, policy_id: str, after: str) -> list[TrainedT
     # Filtered by policy in Python: a condition on it could make the database prefer that index over the
     # primary key's range and read the policy's whole ledger.
     columns = [trained.c[name] for name in TrainedTokens.__dataclass_fields__]
-    found = conn.execute(
+    rows = conn.execute(
         select(trained.c.policy_id, *columns).where(trained.c.id > after).order_by(trained.c.id)
     ).all()
-    return [TrainedTokens(*entry) for of_policy, *entry in found if of_policy == policy_id]
+    return [TrainedTokens(*entry) for of_policy, *entry in rows if of_policy == policy_id]
 
 
 def newest_versions(conn: Connection, policy_id: str, limit: int) -> list[PolicyVersion]:

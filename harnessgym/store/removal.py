@@ -68,8 +68,8 @@ def measure(conn: Connection, tables: Sequence[Table], ids: Rollouts) -> Removed
     rows = Counter[str]()
     weight = 0
     for table in tables:
-        found = conn.execute(select(func.count(), _weight(table)).where(_of(table, ids))).one()
-        rows[table.name], weight = found[0], weight + int(found[1])
+        totals = conn.execute(select(func.count(), _weight(table)).where(_of(table, ids))).one()
+        rows[table.name], weight = totals[0], weight + int(totals[1])
     return Removed(+rows, weight)
 
 
@@ -101,8 +101,8 @@ def mark_bodies(conn: Connection) -> str:
 def unused_texts(conn: Connection, *, but_for: Rollouts | None = None) -> list[str]:
     """Return the hashes of the texts that no body uses, ignoring the bodies of the rollouts `but_for`."""
     others = true() if but_for is None else ~owned(bodies, but_for)
-    found = select(messages.c.hash).except_(select(_used(conn, others).subquery()))
-    return list(conn.execute(found).scalars())
+    query = select(messages.c.hash).except_(select(_used(conn, others).subquery()))
+    return list(conn.execute(query).scalars())
 
 
 def measure_texts(conn: Connection, hashes: Sequence[str]) -> Removed:

@@ -60,9 +60,9 @@ def submit(conn: Connection, spec: GroupSpec, name: str | None = None) -> Reques
     mine = (groups.c.run_id == spec.run_id) & (groups.c.purpose == purpose)
     if (
         name is not None
-        and (found := conn.execute(select(groups).where(mine)).mappings().first()) is not None
+        and (group := conn.execute(select(groups).where(mine)).mappings().first()) is not None
     ):
-        same = (found["task_id"], found["size"], found["sampling"]) == (
+        same = (group["task_id"], group["size"], group["sampling"]) == (
             spec.task_id,
             len(spec.harnesses),
             spec.sampling,
@@ -71,7 +71,7 @@ def submit(conn: Connection, spec: GroupSpec, name: str | None = None) -> Reques
             raise StoreError(
                 f"There is a group {name!r} already, of another task, size or sampling. Choose another name."
             )
-        return _of(conn, found["id"], new=False)
+        return _of(conn, group["id"], new=False)
     highest = conn.execute(select(func.max(groups.c.ordinal)).where(mine)).scalar()
     ordinal = 0 if highest is None else highest + 1
     return _of(conn, rollouts.submit(conn, replace(spec, purpose=purpose, ordinal=ordinal)), new=True)

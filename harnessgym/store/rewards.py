@@ -79,11 +79,11 @@ def add(conn: Connection, reward: RewardRow) -> bool:
     known = select(rewards.c.value, rewards.c.source).where(
         rewards.c.rollout_id == reward.rollout_id, of_target
     )
-    found = conn.execute(known.where(rewards.c.channel == reward.channel)).first()
-    if found is not None:
-        if found.value != reward.value:
+    row = conn.execute(known.where(rewards.c.channel == reward.channel)).first()
+    if row is not None:
+        if row.value != reward.value:
             raise StoreError(
-                f"{reward} is {found.value} (from {found.source}) and cannot become {reward.value} (from "
+                f"{reward} is {row.value} (from {row.source}) and cannot become {reward.value} (from "
                 f"{reward.source}): "
                 "a reward is written once. Use a channel of another name."
             )

@@ -152,8 +152,8 @@ def changed(
 
 def latest(conn: Connection, rollout_id: str) -> str | None:
     """Return the newest attempt at a rollout's slot; None if there is no such rollout."""
-    found = select(func.coalesce(_CONTINUED, rollouts.c.id)).where(rollouts.c.id == rollout_id)
-    return conn.execute(found).scalar()
+    query = select(func.coalesce(_CONTINUED, rollouts.c.id)).where(rollouts.c.id == rollout_id)
+    return conn.execute(query).scalar()
 
 
 def later_attempts(conn: Connection, rollout_ids: Sequence[str]) -> list[str]:
@@ -186,7 +186,7 @@ def _query() -> Select[Any]:
 def _states(conn: Connection, query: Select[Any]) -> list[RolloutState]:
     rows = conn.execute(query).mappings().all()
     ids = [row["id"] for row in rows]
-    given = _rewards(conn, ids)
+    rewards_by_rollout = _rewards(conn, ids)
     used = _usage(conn, ids)
     return [
         RolloutState(
@@ -196,7 +196,7 @@ def _states(conn: Connection, query: Select[Any]) -> list[RolloutState]:
                 "stop_reason": _known(StopReason, row["stop_reason"], "stop reason", row["id"]),
                 "cause": _known(Cause, row["cause"], "cause", row["id"]),
             },
-            rewards=given.get(row["id"], {}),
+            rewards=rewards_by_rollout.get(row["id"], {}),
             calls=used.get(row["id"], (0, 0))[0],
             tokens=used.get(row["id"], (0, 0))[1],
         )

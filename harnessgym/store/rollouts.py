@@ -201,10 +201,10 @@ def claim(conn: Connection, run_id: str, holder: str, ttl_s: float, limit: int) 
         .join(groups, groups.c.id == rollouts.c.group_id)
         .join(tasks, tasks.c.id == groups.c.task_id)
     )
-    found = {
+    rows_by_id = {
         row["id"]: RolloutRow(**row) for row in conn.execute(joined.where(rollouts.c.id.in_(ids))).mappings()
     }
-    return [found[rollout_id] for rollout_id in ids]
+    return [rows_by_id[rollout_id] for rollout_id in ids]
 
 
 def renew(conn: Connection, rollout_ids: Sequence[str], holder: str, ttl_s: float) -> None:
@@ -477,15 +477,15 @@ def _members(conn: Connection, group_id: str, *, training: bool) -> tuple[GroupM
         .where(rollouts.c.group_id == group_id, rollouts.c.status == "finished")
         .order_by(rollouts.c.slot)
     )
-    found = conn.execute(query).all()
-    graded = {row.id: required_reward(row.value, row.id) for row in found}
-    if not training or all(row.total is None for row in found):
-        return tuple(GroupMember(row.id, row.slot, graded[row.id], row.verdict) for row in found)
-    totals = {row.id: required_reward(row.total, row.id, TOTAL) for row in found}
+    rows = conn.execute(query).all()
+    graded = {row.id: required_reward(row.value, row.id) for row in rows}
+    if not training or all(row.total is None for row in rows):
+        return tuple(GroupMember(row.id, row.slot, graded[row.id], row.verdict) for row in rows)
+    totals = {row.id: required_reward(row.total, row.id, TOTAL) for row in rows}
     # Penalties can push valid rollouts below a tampered one, which is not scored. Tampering must never be
     # worth more than the worst valid rollout, so its total is capped there.
-    lowest = min((totals[row.id] for row in found if row.verdict == "valid"), default=0.0)
+    lowest = min((totals[row.id] for row in rows if row.verdict == "valid"), default=0.0)
     trained = {
-        row.id: min(totals[row.id], lowest) if row.verdict == "tampered" else totals[row.id] for row in found
+        row.id: min(totals[row.id], lowest) if row.verdict == "tampered" else totals[row.id] for row in rows
     }
-    return tuple(GroupMember(row.id, row.slot, trained[row.id], row.verdict, graded[row.id]) for row in found)
+    return tuple(GroupMember(row.id, row.slot, trained[row.id], row.verdict, graded[row.id]) for row in rows)

@@ -38,8 +38,10 @@ def write(conn: Connection, table: Table, rows: Sequence[Row], *, known: bool = 
     values: dict[str, Any] = {}
     for column in table.c:
         is_json = isinstance(column.type, JSON)
-        given = bindparam(_PREFIX + column.name, type_=Text() if is_json else column.type)
-        values[column.name] = cast(given, JSON) if is_json and conn.dialect.name == "postgresql" else given
+        parameter = bindparam(_PREFIX + column.name, type_=Text() if is_json else column.type)
+        values[column.name] = (
+            cast(parameter, JSON) if is_json and conn.dialect.name == "postgresql" else parameter
+        )
     statement = insert_into(conn)(table).values(values)
     if known:
         statement = statement.on_conflict_do_nothing()
@@ -108,8 +110,8 @@ class RunCopy:
     def _copy_rollouts(self, ids: Sequence[str]) -> None:
         """Copy rollouts with all their rows."""
         # A frozen rollout refuses new rows, so all are inserted as not frozen and frozen at the end.
-        found = self._read(rollouts, rollouts.c.id.in_(ids))
-        self._write(rollouts, [{**row, "frozen": False} for row in self._with_tasks(found)])
+        rollout_rows = self._read(rollouts, rollouts.c.id.in_(ids))
+        self._write(rollouts, [{**row, "frozen": False} for row in self._with_tasks(rollout_rows)])
         # In the order of `OWNED`, with parents first within a table, so that every row refers only to rows
         # that exist. Foreign keys are checked with each statement.
         for table in OWNED:
@@ -118,7 +120,7 @@ class RunCopy:
                 self._copy_texts(rows)
             parent = PARENTS.get(table.name)
             self._write(table, rows if parent is None else list(parents_first(rows, parent)))
-        frozen = [row["id"] for row in found if row["frozen"]]
+        frozen = [row["id"] for row in rollout_rows if row["frozen"]]
         self.target.execute(update(rollouts).where(rollouts.c.id.in_(frozen)).values(frozen=True))
 
     def _copy_texts(self, rows: Sequence[Row]) -> None:
@@ -141,8 +143,8 @@ class RunCopy:
         """Return rows as they are stored, oldest first if they have a creation time."""
         (key,) = table.primary_key.columns
         order: Any = (table.c.created_at, key) if "created_at" in table.c else (key,)
-        found = self.source.execute(reading(table).where(condition).order_by(*order)).mappings()
-        return [dict(row) for row in found]
+        rows = self.source.execute(reading(table).where(condition).order_by(*order)).mappings()
+        return [dict(row) for row in rows]
 
     def _write(self, table: Table, rows: Sequence[Row], *, known: bool = False) -> None:
         for start in range(0, len(rows), _AT_ONCE):

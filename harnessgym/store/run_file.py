@@ -44,12 +44,12 @@ def run_of(conn: Connection, given: str) -> str:
     Raises `StoreError` unless exactly one run matches.
     """
     known = list(conn.execute(select(runs.c.id).order_by(runs.c.created_at, runs.c.id)).scalars())
-    found = known[-1:] if given == "latest" else [name for name in known if name.startswith(given)]
-    if len(found) == 1:
-        return str(found[0])
-    problem = "The database has no run" if not found else "More than one run of the database"
+    matching_ids = known[-1:] if given == "latest" else [name for name in known if name.startswith(given)]
+    if len(matching_ids) == 1:
+        return str(matching_ids[0])
+    problem = "The database has no run" if not matching_ids else "More than one run of the database"
     raise StoreError(
-        f"{problem} {'beginning' if found else 'that begins'} with {given!r}. It has: "
+        f"{problem} {'beginning' if matching_ids else 'that begins'} with {given!r}. It has: "
         f"{', '.join(known) or 'none'}."
     )
 
@@ -133,15 +133,15 @@ def _readable(file: Path) -> Iterator[Connection]:
     if not file.is_file():
         raise StoreError(f"There is no file {file}. `harnessgym store export SOURCE RUN FILE` writes one.")
     with tempfile.TemporaryDirectory(prefix="harnessgym-import-") as folder:
-        found = _revision(file)
-        if found != head_revision():
+        revision = _revision(file)
+        if revision != head_revision():
             copied = Path(folder) / "run.db"
             shutil.copy(file, copied)
             try:
                 TraceStore.create(url_of_file(copied)).close()
             except SchemaError:
                 raise SchemaError(
-                    f"{file} was written by a later release (schema revision {found}); this one knows "
+                    f"{file} was written by a later release (schema revision {revision}); this one knows "
                     f"{head_revision()}. "
                     "Upgrade HarnessGym."
                 ) from None
@@ -171,19 +171,19 @@ def _read_only(file: Path) -> Iterator[Connection]:
 
 def _revision(file: Path) -> str:
     with _read_only(file) as conn:
-        found = revision_of(conn)
-    if found is None:
+        revision = revision_of(conn)
+    if revision is None:
         raise StoreError(
             f"{file} is no run file: it has no traces. `harnessgym store export SOURCE RUN FILE` writes one."
         )
-    return found
+    return revision
 
 
 def _only_run(conn: Connection, file: Path) -> str:
-    found = list(conn.execute(select(runs.c.id).order_by(runs.c.created_at)).scalars())
-    if len(found) != 1:
+    run_ids = list(conn.execute(select(runs.c.id).order_by(runs.c.created_at)).scalars())
+    if len(run_ids) != 1:
         raise StoreError(
-            f"{file} has {len(found)} runs ({', '.join(found) or 'none'}), and one at a time is imported. "
-            f"`harnessgym store export {url_of_file(file)} RUN OUT` writes one of them to a file."
+            f"{file} has {len(run_ids)} runs ({', '.join(run_ids) or 'none'}), and one at a time is "
+            f"imported. `harnessgym store export {url_of_file(file)} RUN OUT` writes one of them to a file."
         )
-    return str(found[0])
+    return str(run_ids[0])

@@ -61,14 +61,14 @@ def get(conn: Connection, run_id: str) -> RunRow | None:
 
 def only(conn: Connection) -> RunRow | None:
     """Return the only run of a database; None if it is empty. Raises `StoreError` if there are several."""
-    found = all_of(conn)
-    if len(found) > 1:
+    run_rows = all_of(conn)
+    if len(run_rows) > 1:
         raise StoreError(
-            f"The database holds {len(found)} runs ({', '.join(run.id for run in found)}), and one was "
+            f"The database holds {len(run_rows)} runs ({', '.join(run.id for run in run_rows)}), and one was "
             "expected: "
             "one database holds one run."
         )
-    return found[0] if found else None
+    return run_rows[0] if run_rows else None
 
 
 def lock_all(conn: Connection) -> None:
@@ -122,12 +122,12 @@ def add_task(conn: Connection, task_set: str, task: Task) -> str:
     digest = hashlib.blake2b(payload.encode(), digest_size=16).hexdigest()
     same = (tasks.c.set == task_set) & (tasks.c.key == task.id) & (tasks.c.payload_hash == digest)
     # Another process may insert the same task in between: insert or ignore, then read the row that won.
-    found = conn.execute(select(tasks.c.id).where(same)).scalar()
-    if found is None:
+    task_id = conn.execute(select(tasks.c.id).where(same)).scalar()
+    if task_id is None:
         row = {"id": new_id(), "set": task_set, "key": task.id, "split": task.split, "payload_hash": digest}
         conn.execute(insert_into(conn)(tasks).values(row).on_conflict_do_nothing())
-        found = conn.execute(select(tasks.c.id).where(same)).scalar_one()
-    return str(found)
+        task_id = conn.execute(select(tasks.c.id).where(same)).scalar_one()
+    return str(task_id)
 
 
 def task_key(conn: Connection, task_id: str) -> str:

@@ -43,9 +43,11 @@ def upgrade(conn: Connection, alone: Alone, revision: str = "head") -> None:
     `alone` is that of the connection's backend. Nothing else may use the database meanwhile. Raises
     `SchemaError` if a later release migrated it.
     """
-    found = revision_of(conn)
+    current_revision = revision_of(conn)
     conn.rollback()
-    if revision == "head" and (found == HEAD or (found is None and _built(conn, alone))):
+    if revision == "head" and (
+        current_revision == HEAD or (current_revision is None and _built(conn, alone))
+    ):
         return
     from alembic import command
     from alembic.config import Config
@@ -54,10 +56,10 @@ def upgrade(conn: Connection, alone: Alone, revision: str = "head") -> None:
     config = Config()
     config.set_main_option("script_location", str(_SCRIPTS))
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if found is not None and found not in known:
+    if current_revision is not None and current_revision not in known:
         raise SchemaError(
-            f"The trace database has schema revision {found}, which this code does not know. Upgrade "
-            "HarnessGym."
+            f"The trace database has schema revision {current_revision}, which this code does not know. "
+            "Upgrade HarnessGym."
         )
     with alone(conn):
         config.attributes["connection"] = conn
@@ -77,9 +79,9 @@ def _built(conn: Connection, alone: Alone) -> bool:
     """
     with alone(conn):
         # The caller looked without the lock, so look again with it.
-        found = revision_of(conn)
-        if found is not None:
-            return found == HEAD
+        revision = revision_of(conn)
+        if revision is not None:
+            return revision == HEAD
         metadata.create_all(conn, checkfirst=False)
         conn.exec_driver_sql(_VERSION_TABLE)
         conn.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})

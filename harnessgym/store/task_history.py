@@ -59,8 +59,8 @@ def visits(conn: Connection, run_id: str, first: int = 0) -> list[Visit]:
         .where(groups.c.run_id == run_id, groups.c.purpose == "train", groups.c.ordinal >= first)
         .order_by(groups.c.ordinal, rollouts.c.slot)
     )
-    found = conn.execute(query).all()
-    return [_visit([*rows]) for _, rows in groupby(found, key=itemgetter(0))]
+    rollout_rows = conn.execute(query).all()
+    return [_visit([*rows]) for _, rows in groupby(rollout_rows, key=itemgetter(0))]
 
 
 def longest_success(conn: Connection, run_id: str, task_id: str) -> int | None:
@@ -80,8 +80,8 @@ def longest_success(conn: Connection, run_id: str, task_id: str) -> int | None:
         .group_by(rollouts.c.id)
         .subquery()
     )
-    found = conn.execute(select(func.max(made.c.calls))).scalar()
-    return None if found is None else int(found)
+    most_calls = conn.execute(select(func.max(made.c.calls))).scalar()
+    return None if most_calls is None else int(most_calls)
 
 
 class Visits:
@@ -105,8 +105,10 @@ def _visit(rows: Sequence[tuple[int, str, int, int, str, int | None, str | None,
     _, task, size, version, state, replaces, *_ = rows[0]
     if state == "open":
         return Visit(task, size, version, open=True, fresh=replaces is None)
-    given = tuple(required(value, rollout_id) for *_, rollout_id, value in rows if rollout_id is not None)
-    return Visit(task, size, version, given, fresh=replaces is None)
+    reward_values = tuple(
+        required(value, rollout_id) for *_, rollout_id, value in rows if rollout_id is not None
+    )
+    return Visit(task, size, version, reward_values, fresh=replaces is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +164,13 @@ def successes(
         )
         .order_by(groups.c.ordinal.desc(), rollouts.c.slot, trained.c.version)
     )
-    found: dict[str, Success] = {}
+    successes_by_id: dict[str, Success] = {}
     for rollout_id, group_id, slot, graded, summed_up, version in conn.execute(query):
-        before = found[rollout_id].versions if rollout_id in found else ()
+        before = successes_by_id[rollout_id].versions if rollout_id in successes_by_id else ()
         versions = before if version is None else (*before, version)
         weighed = summed_up is not None
         reward_of = float(summed_up if weighed else graded)
-        found[rollout_id] = Success(
+        successes_by_id[rollout_id] = Success(
             rollout_id, group_id, slot, reward_of, float(graded) if weighed else None, versions
         )
-    return list(found.values())
+    return list(successes_by_id.values())

@@ -93,10 +93,10 @@ class TraceStore:
         store = cls(url, synchronous=synchronous)
         try:
             store._backend.refuse_absent()
-            found = store._connected_once(revision_of)
-            if found != head_revision():
+            revision = store._connected_once(revision_of)
+            if revision != head_revision():
                 raise SchemaError(
-                    f"The trace database {shown(url)} has schema revision {found}, this code needs "
+                    f"The trace database {shown(url)} has schema revision {revision}, this code needs "
                     f"{head_revision()}. "
                     f"Stop its users and run `harnessgym store migrate {shown(url)}`."
                 )

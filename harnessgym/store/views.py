@@ -276,10 +276,10 @@ def _takes_place(table: str, besides: str | None = None) -> str:
     # SQLite's INSERT OR REPLACE deletes the row with the same key without firing its delete trigger, so the
     # insert or update itself must be refused.
     other = f" AND o.id <> {besides}" if besides else ""
-    found = []
+    conditions = []
     for constraint in metadata.tables[table].constraints:
         if isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint):
             same = " AND ".join(f'o."{column.name}" = NEW."{column.name}"' for column in constraint.columns)
             kept = f"{same}{other} AND {_is_frozen(table, 'o')}"
-            found.append(f"EXISTS (SELECT 1 FROM {table} o WHERE {kept})")  # noqa: S608
-    return " OR ".join(sorted(found))
+            conditions.append(f"EXISTS (SELECT 1 FROM {table} o WHERE {kept})")  # noqa: S608
+    return " OR ".join(sorted(conditions))

@@ -105,10 +105,10 @@ def _resolved(policy: P) -> P:
 
 def essence(config: RunConfig, *, but_for_steps: bool = False) -> dict[str, Any]:
     """The settings that must not change between two starts of a run."""
-    told = config.model_dump(mode="json", exclude=_PLACING)
+    settings = config.model_dump(mode="json", exclude=_PLACING)
     if but_for_steps:
-        del told["trainer"]["steps"]
-    return told
+        del settings["trainer"]["steps"]
+    return settings
 
 
 def refuse_changes(recorded: RunConfig, config: RunConfig, root: Path, *, extend: bool) -> None:
@@ -242,8 +242,8 @@ def _unapplied(config: RunConfig) -> list[str]:
 def _check_sink(name: str) -> None:
     """Raises `ConfigError` for an unknown sink, or one whose package is not installed."""
     needed = _load("metrics.sinks", "sink", name).needs
-    found = find_spec(needed)
-    if found is None or found.origin is None:  # a folder of that name is no package
+    module_spec = find_spec(needed)
+    if module_spec is None or module_spec.origin is None:  # a folder of that name is no package
         hint = "pip install 'harnessgym-rl[metrics]'" if needed == "tensorboard" else f"pip install {needed}"
         raise ConfigError(f"metrics.sinks: {name!r} needs {needed}, which is not installed: {hint}.")
 
@@ -251,17 +251,17 @@ def _check_sink(name: str) -> None:
 def _check_tasks(config: RunConfig, notify: Notify) -> None:
     """Raises `ConfigError` without tasks, or if some failed their check. Notes unchecked and omitted ones."""
     spec = config.tasks.set
-    found = _named("tasks.set", "task_set", lambda: task_set(spec))
-    training = found.tasks("train")
-    held_out = found.tasks("test")[: config.evaluation.tasks]
+    whole_set = _named("tasks.set", "task_set", lambda: task_set(spec))
+    training = whole_set.tasks("train")
+    held_out = whole_set.tasks("test")[: config.evaluation.tasks]
     if not training:
         raise ConfigError(f"tasks.set: the task set {spec!r} has no training tasks.")
     if config.evaluation.tasks and not held_out:
         hint = "Set evaluation.tasks to 0, or choose another set."
         raise ConfigError(f"tasks.set: the task set {spec!r} has no held-out tasks to evaluate on. {hint}")
-    for line in remarks_of(found):
+    for line in remarks_of(whole_set):
         notify(f"Tasks: {line}")
-    fit = fitness(spec, found, [*training, *held_out])
+    fit = fitness(spec, whole_set, [*training, *held_out])
     if fit.refusal and not config.tasks.unfit:
         raise ConfigError(f"tasks.set: {fit.refusal}\nMend them, take them out, or set tasks.unfit = true.")
     if fit.warning:

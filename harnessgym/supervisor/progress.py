@@ -330,10 +330,10 @@ class RunObserver:
 
 def trainer_use(lines: Sequence[Entry]) -> TrainerUse | None:
     """How the trainer spent the steps of these lines; None if they have no times."""
-    told = [line for line in lines if "wait_s" in line and "step_s" in line]
-    if not told:
+    timed_lines = [line for line in lines if "wait_s" in line and "step_s" in line]
+    if not timed_lines:
         return None
-    wait, step = (sum(line[name] for line in told) / len(told) for name in ("wait_s", "step_s"))
+    wait, step = (sum(line[name] for line in timed_lines) / len(timed_lines) for name in ("wait_s", "step_s"))
     times = [line["time"] for line in lines if "time" in line]
     interval = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else wait + step
     return TrainerUse(wait / max(wait + step, 1e-9), wait, step, interval)
@@ -376,6 +376,8 @@ def _as_heard(row: WorkerRow, silent: Mapping[str, float]) -> WorkerRow:
 
 
 def _evaluated(conn: Connection, run: RunRow) -> tuple[int, int]:
-    found = [rollouts.group_states(conn, run.id, purpose) for purpose in EVALUATIONS.get(run.status, ())]
-    total = sum(sum(states.values()) for states in found)
-    return total - sum(states.get("open", 0) for states in found), total
+    state_counts = [
+        rollouts.group_states(conn, run.id, purpose) for purpose in EVALUATIONS.get(run.status, ())
+    ]
+    total = sum(sum(states.values()) for states in state_counts)
+    return total - sum(states.get("open", 0) for states in state_counts), total

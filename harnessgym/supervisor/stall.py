@@ -118,8 +118,10 @@ class StallWatch:
 
 def stand(conn: Connection, run_id: str, policy_id: str, status: RunStatus) -> RunCounts:
     """A run's present counts."""
-    found = [rollouts.group_states(conn, run_id, purpose) for purpose in _PURPOSES.get(status, ())]
-    states = {state: sum(each.get(state, 0) for each in found) for each in found for state in each}
+    state_counts = [rollouts.group_states(conn, run_id, purpose) for purpose in _PURPOSES.get(status, ())]
+    states = {
+        state: sum(each.get(state, 0) for each in state_counts) for each in state_counts for state in each
+    }
     ids = [policy_id, *(each for each in policies.of_run(conn, run_id).values() if each != policy_id)]
     newest = {each: -1 if (latest := policies.latest(conn, each)) is None else latest.version for each in ids}
     version = min(newest.values())

@@ -43,10 +43,10 @@ class Engines:
 
 def hold_ups(conn: Connection, run_id: str, purposes: Sequence[str], engines: Engines) -> list[str]:
     """Sentences with causes before their effects. Empty if nothing waits."""
-    said = list(_engines(conn, engines))
-    said += _nodes(conn, run_id)
-    said += _groups(conn, run_id, purposes, engines)
-    return said
+    sentences = list(_engines(conn, engines))
+    sentences += _nodes(conn, run_id)
+    sentences += _groups(conn, run_id, purposes, engines)
+    return sentences
 
 
 def _engines(conn: Connection, engines: Engines) -> Iterable[str]:

@@ -67,9 +67,9 @@ def _summarise(conn: Connection, folder: RunFolder, stages: dict[str, float], sa
         "sandbox": sandbox,
         "evaluation": {
             "tasks": len(values["before_sampled"]),
-            "rollouts": {name: len(found) for name, found in values.items()},
+            "rollouts": {name: len(rewards) for name, rewards in values.items()},
             "not_graded": {
-                name: runs.slots(conn, run.id, name) - len(found) for name, found in values.items()
+                name: runs.slots(conn, run.id, name) - len(rewards) for name, rewards in values.items()
             },
             "failed_attempts": {name: runs.failed_rollouts(conn, run.id, name) for name in _PURPOSES},
         },

@@ -85,22 +85,22 @@ class Supervisor:
             self._start_all()
             while (status := self.status) != "done":
                 started = time.monotonic()
-                for told in self.children.tend():
-                    self.notify(told)
-                for told in silence.look():
-                    self.notify(told)
+                for message in self.children.tend():
+                    self.notify(message)
+                for message in silence.look():
+                    self.notify(message)
                 # Silent processes are killed first, so that this same pass restarts them.
                 self._check_processes(status)
                 self._advance(status)
                 watch(self)
                 if stalled := stall.look(status):
                     self.notify(stalled)
-                for told in reach.look():
-                    self.notify(told)
+                for message in reach.look():
+                    self.notify(message)
                 time.sleep(_TICK_S)
                 self._count(status, time.monotonic() - started)
-            for told in reach.look():  # the last step may have been taken since
-                self.notify(told)
+            for message in reach.look():  # the last step may have been taken since
+                self.notify(message)
         except (HarnessGymError, OSError) as error:
             self._refuse_full_disk(error)
             self.store.write(lambda conn: runs.set_status(conn, self.run_id, "failed"))

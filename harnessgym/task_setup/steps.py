@@ -53,8 +53,8 @@ async def through_steps(
             stopped = f"Step {step.name!r} could not be laid because of what was left: {error}"
             reached.append(StepResult(step.name, Grade({"reward": 0.0}), stopped))
             break
-        found = await grade(asked)
-        reached.append(StepResult(step.name, found, _stopped(step, found)))
+        step_grade = await grade(asked)
+        reached.append(StepResult(step.name, step_grade, _stopped(step, step_grade)))
         if reached[-1].stopped:
             break
     return joined(task, reached)
@@ -80,8 +80,8 @@ def step_task(task: Task, step: TaskStep) -> Task:
 
 def all_solutions(task: Task) -> Solution | None:
     """The solutions of a task and its steps as one; None if there is none."""
-    found = (task.solution, *(step.solution for step in task.steps))
-    solutions = [solution for solution in found if solution is not None]
+    optional_solutions = (task.solution, *(step.solution for step in task.steps))
+    solutions = [solution for solution in optional_solutions if solution is not None]
     if len(solutions) < 2:
         return solutions[0] if solutions else None
     files = {path: text for solution in solutions for path, text in solution.files.items()}
@@ -110,7 +110,7 @@ def joined(task: Task, reached: Sequence[StepResult]) -> Grade:
     if tampered is not None:
         rewards = dict.fromkeys(rewards, 0.0)
     stopped = reached[-1].stopped
-    evidence: dict[str, Any] = {"steps": [_told(each) for each in reached], "of_steps": len(task.steps)}
+    evidence: dict[str, Any] = {"steps": [_step_dict(each) for each in reached], "of_steps": len(task.steps)}
     return Grade(rewards, tampered, evidence | ({"stopped": stopped} if stopped else {}))
 
 
@@ -164,6 +164,6 @@ def _stopped(step: TaskStep, grade: Grade) -> str:
     return ""
 
 
-def _told(each: StepResult) -> dict[str, Any]:
-    told = {"name": each.name, "rewards": dict(each.grade.rewards), "evidence": dict(each.grade.evidence)}
-    return told if each.grade.tampered is None else told | {"tampered": each.grade.tampered}
+def _step_dict(each: StepResult) -> dict[str, Any]:
+    entry = {"name": each.name, "rewards": dict(each.grade.rewards), "evidence": dict(each.grade.evidence)}
+    return entry if each.grade.tampered is None else entry | {"tampered": each.grade.tampered}

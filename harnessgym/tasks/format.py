@@ -108,11 +108,11 @@ def read_folders(path: Path, marker: str, read: Callable[[Path, str, Notes], Tas
     if not path.is_dir():
         raise TaskError(f"There is no task folder {path}.")
     alone = (path / marker).is_file()
-    folders = [path] if alone else sorted(found.parent for found in path.glob(f"*/{marker}"))
+    folders = [path] if alone else sorted(marker_file.parent for marker_file in path.glob(f"*/{marker}"))
     name = path.resolve().name
     tasks: list[Task] = []
     problems: list[str] = []
-    said: list[tuple[str, str]] = []
+    folder_notes: list[tuple[str, str]] = []
     for folder in folders:
         notes = Notes()
         try:
@@ -120,9 +120,9 @@ def read_folders(path: Path, marker: str, read: Callable[[Path, str, Notes], Tas
         except TaskError as error:
             problems.append(str(error))
         else:
-            said += [(folder.name, note) for note in notes.said]
+            folder_notes += [(folder.name, note) for note in notes.said]
     kept, doubles = without_doubles(sorted(tasks, key=lambda task: task.id), path)
-    return LoadedTasks(name, kept, (*problems, *doubles), joined(said))
+    return LoadedTasks(name, kept, (*problems, *doubles), joined(folder_notes))
 
 
 def without_doubles(tasks: Sequence[Task], where: Path) -> tuple[tuple[Task, ...], tuple[str, ...]]:

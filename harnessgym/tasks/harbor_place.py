@@ -47,16 +47,18 @@ def substituted_all(table: Mapping[str, str], known: Mapping[str, str], where: s
 
 def workdir_of(dockerfile: Path) -> str | None:
     """The WORKDIR of the last stage; None if it comes from the base image or from a variable."""
-    found: PurePosixPath | None = None
+    workdir: PurePosixPath | None = None
     for _, word, rest in instructions(dockerfile.read_text(encoding="utf-8", errors="replace")):
         if word == "FROM":
-            found = None
+            workdir = None
         elif word == "WORKDIR":
             path = PurePosixPath(rest.strip().strip("\"'"))
-            found = (
-                None if "$" in rest or (found is None and not path.is_absolute()) else (found or path) / path
+            workdir = (
+                None
+                if "$" in rest or (workdir is None and not path.is_absolute())
+                else (workdir or path) / path
             )
-    return None if found is None else str(found)
+    return None if workdir is None else str(workdir)
 
 
 WORKDIR = "@workdir"
@@ -121,31 +123,31 @@ def grading_place(
     """The container for tests: like the agent's, or as `tests/` or `[verifier.environment]` describes it."""
     tests = folder / "tests"
     own = any((tests / name).is_file() for name in ("Dockerfile", "docker-compose.yaml"))
-    said = verifier.environment or Environment()
-    refuse(said, folder, where)
-    if not own and said.docker_image is None:
-        env = substituted_all(said.env, os.environ, f"{where}: verifier.environment.env")
+    environment = verifier.environment or Environment()
+    refuse(environment, folder, where)
+    if not own and environment.docker_image is None:
+        env = substituted_all(environment.env, os.environ, f"{where}: verifier.environment.env")
         return HarborContainer(agents.image, agents.home, {**agents.env, **env})
-    found = place_of(said, tests, where, notes)
+    container = place_of(environment, tests, where, notes)
     if agents.home == WORKDIR:
         raise TaskError(
             f"{where}: environment.workdir: tests run in an image of their own, so it must be known where "
             "the agent's folder "
             "lies there. Write the absolute path that is the WORKDIR of the agent's image."
         )
-    return HarborContainer(found.image, agents.home, found.env, has_tests=own)
+    return HarborContainer(container.image, agents.home, container.env, has_tests=own)
 
 
 def _context(folder: Path) -> str | None:
     return f"{CONTEXT}{folder.resolve()}" if (folder / "Dockerfile").is_file() else None
 
 
-def _home(image: str, said: str | None) -> str:
+def _home(image: str, home: str | None) -> str:
     """The agent's working folder: from the task, its Dockerfile, or else the image."""
     # The image's root cannot be a workspace: an empty home means a folder of its own.
-    if said is None and image.startswith(CONTEXT):
-        said = workdir_of(Path(image.removeprefix(CONTEXT)) / "Dockerfile")
-    return WORKDIR if said is None else "" if said == "/" else said
+    if home is None and image.startswith(CONTEXT):
+        home = workdir_of(Path(image.removeprefix(CONTEXT)) / "Dockerfile")
+    return WORKDIR if home is None else "" if home == "/" else home
 
 
 def _only_windows(folder: Path) -> bool:

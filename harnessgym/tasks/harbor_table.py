@@ -35,12 +35,12 @@ class Table(BaseModel):
 
 def mebibytes(size: str) -> int:
     """`"2G"`, `"512M"` or `"1048576K"` in MiB, rounded up. Raises ValueError."""
-    found = _SIZE.fullmatch(size.strip())
-    if found is None or not float(found[1]):
+    match = _SIZE.fullmatch(size.strip())
+    if match is None or not float(match[1]):
         raise ValueError(
             f"{size!r} is no size; write a number and G, M or K, or use the key that ends in _mb"
         )
-    return -int(-float(found[1]) * _MIB[found[2].upper()] // 1)
+    return -int(-float(match[1]) * _MIB[match[2].upper()] // 1)
 
 
 def checked_host(text: str) -> str:
@@ -164,17 +164,17 @@ class Environment(Network):
     def _deprecated(cls, raw: Any) -> Any:
         if not isinstance(raw, Mapping):
             return raw
-        found = dict(raw)
+        table = dict(raw)
         for old, new in (("memory", "memory_mb"), ("storage", "storage_mb")):
-            size = found.pop(old, None)
-            if size is not None and found.get(new) is None:
-                found[new] = mebibytes(size) if isinstance(size, str) else size
-        internet = found.pop("allow_internet", None)
+            size = table.pop(old, None)
+            if size is not None and table.get(new) is None:
+                table[new] = mebibytes(size) if isinstance(size, str) else size
+        internet = table.pop("allow_internet", None)
         if internet is not None and not isinstance(internet, bool):
             raise ValueError(f"allow_internet is {internet!r}; write network_mode instead")
-        if internet is not None and found.get("network_mode") is None:
-            found["network_mode"] = "public" if internet else "no-network"
-        return found
+        if internet is not None and table.get("network_mode") is None:
+            table["network_mode"] = "public" if internet else "no-network"
+        return table
 
     @field_validator("workdir")
     @classmethod

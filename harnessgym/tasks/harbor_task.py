@@ -154,8 +154,8 @@ class _Reading:
 
 def _inherited(task: VerifierTable, step: VerifierTable) -> dict[str, Any]:
     """The settings that a step's verifier inherits from the task's."""
-    said = step.model_fields_set
-    rest = {key: getattr(task, key) for key in ("timeout_sec", "user") if key not in said}
+    step_keys = step.model_fields_set
+    rest = {key: getattr(task, key) for key in ("timeout_sec", "user") if key not in step_keys}
     return {**rest, "env": {**task.env, **step.env}}
 
 
@@ -183,10 +183,14 @@ def _own_image(table: HarborTable, folder: Path) -> bool:
 
 
 def _limits(table: HarborTable) -> Limits:
-    said = table.environment
+    environment = table.environment
     limits = Limits(wall_s=table.agent.timeout_sec or _AGENT_S)
-    given = {"cpus": said.cpus, "memory_mb": said.memory_mb, "disk_mb": said.storage_mb}
-    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    resources = {
+        "cpus": environment.cpus,
+        "memory_mb": environment.memory_mb,
+        "disk_mb": environment.storage_mb,
+    }
+    changes: dict[str, Any] = {key: value for key, value in resources.items() if value is not None}
     return replace(limits, **changes)
 
 

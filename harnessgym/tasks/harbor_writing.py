@@ -117,7 +117,7 @@ def _notes(task: Task, checks: Sequence[Check]) -> Sequence[str]:
     needed = (
         "python3 of 3.10 or later with pytest, which users other than root can run" if pytest else "python3"
     )
-    said = (
+    conditional_notes = (
         (task.split != "train", f"split: Harbor has none; {task.split!r} is kept in the metadata."),
         (task.needs, "needs: Harbor has no capabilities; they are kept in the metadata."),
         (
@@ -139,7 +139,7 @@ def _notes(task: Task, checks: Sequence[Check]) -> Sequence[str]:
             ),
         ),
     )
-    return [note for applies, note in said if applies]
+    return [note for applies, note in conditional_notes if applies]
 
 
 def _table(task: Task, checks: Sequence[Check]) -> dict[str, Any]:

@@ -129,13 +129,13 @@ class IoJudge:
 
 
 def _common(path: Path, notes: list[str], problems: list[str]) -> _Set:
-    found = _first(path, "judge")
-    raw = read_table(found) if found is not None else {}
-    notes += _strange(raw, JudgeTable, str(found))
+    judge_file = _first(path, "judge")
+    raw = read_table(judge_file) if judge_file is not None else {}
+    notes += _strange(raw, JudgeTable, str(judge_file))
     judge: JudgeTable = checked(
-        JudgeTable, {key: raw[key] for key in raw.keys() & JudgeTable.model_fields.keys()}, str(found)
+        JudgeTable, {key: raw[key] for key in raw.keys() & JudgeTable.model_fields.keys()}, str(judge_file)
     )
-    limits = checked(LimitsTable, {"wall_s": 600.0, **judge.limits}, f"{found}: limits")
+    limits = checked(LimitsTable, {"wall_s": 600.0, **judge.limits}, f"{judge_file}: limits")
     languages: dict[str, ProgrammingLanguage] = {}
     for read in _languages(path, judge, notes):
         try:
@@ -162,8 +162,8 @@ def _languages(path: Path, judge: JudgeTable, notes: list[str]) -> Iterator[Any]
     for file in ([own] if own is not None else []) + _files(path / "languages"):
 
         def read(file: Path = file) -> ProgrammingLanguage:
-            language, said = read_language(file)
-            notes.extend(said)
+            language, language_notes = read_language(file)
+            notes.extend(language_notes)
             return language
 
         yield read
@@ -235,20 +235,23 @@ def _row(line: str, where: str) -> Any:
 def _of_folder(folder: Path) -> dict[str, Any]:
     """The problem in a folder: its files, and its problem.toml."""
     table = _first(folder, "problem")
-    found: dict[str, Any] = {"id": folder.name, **(read_table(table) if table is not None else {})}
+    problem: dict[str, Any] = {"id": folder.name, **(read_table(table) if table is not None else {})}
     statement = folder / "statement.md"
     if statement.is_file():
-        found.setdefault("statement", _text(statement))
+        problem.setdefault("statement", _text(statement))
     inputs = sorted((folder / "cases").glob("*.in"), key=_by_number)
     if inputs:
-        found["cases"] = [
-            *found.get("cases", ()),
+        problem["cases"] = [
+            *problem.get("cases", ()),
             *({"stdin": _text(each), "stdout": _text(each.with_suffix(".out"))} for each in inputs),
         ]
     solutions = sorted(path for path in (folder / "solutions").glob("*") if path.is_file())
     if solutions:
-        found["solutions"] = {**{path.stem: _text(path) for path in solutions}, **found.get("solutions", {})}
-    return found
+        problem["solutions"] = {
+            **{path.stem: _text(path) for path in solutions},
+            **problem.get("solutions", {}),
+        }
+    return problem
 
 
 def _by_number(path: Path) -> tuple[int, str]:

@@ -149,10 +149,10 @@ def shipped(name: str) -> ProgrammingLanguage:
             f"No language {name!r} is shipped. {nearest(name, shipped_languages())} Or write "
             f"languages/{name}.toml."
         )
-    found: ProgrammingLanguage = checked(
+    language: ProgrammingLanguage = checked(
         ProgrammingLanguage, _shipped_table(name), f"the shipped {name}.toml"
     )
-    return found
+    return language
 
 
 def read_language(path: Path) -> tuple[ProgrammingLanguage, tuple[str, ...]]:
@@ -177,10 +177,10 @@ def read_language(path: Path) -> tuple[ProgrammingLanguage, tuple[str, ...]]:
 
 def read_table(path: Path) -> dict[str, Any]:
     """Reads the table in a TOML, YAML or JSON file. Raises TaskError if it is none."""
-    found = read_value(path)
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+    table = read_value(path)
+    if not isinstance(table, dict) or not all(isinstance(key, str) for key in table):
         raise TaskError(f"{path} must hold a table of keys and values.")
-    return found
+    return table
 
 
 def read_value(path: Path) -> Any:

@@ -204,7 +204,7 @@ class Native:
         table: SetTable = _table(SetTable, path / "set.toml", {}, needed=False)
         name = table.name or path.resolve().name
         alone = (path / "task.toml").is_file()
-        folders = [path] if alone else sorted(found.parent for found in path.glob("*/task.toml"))
+        folders = [path] if alone else sorted(task_file.parent for task_file in path.glob("*/task.toml"))
         tasks: list[Task] = []
         problems = []
         for folder in folders:

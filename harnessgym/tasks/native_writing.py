@@ -80,9 +80,11 @@ def _differs(task: Task, plain: Task, name: str) -> bool:
 def _table(task: Task, folder: str, notes: list[str]) -> dict[str, Any]:
     """`task.toml` without the set-up and the checks."""
     name = folder_name(task.id)
-    given = {each.name: getattr(task.limits, each.name) for each in fields(Limits)}
+    all_limits = {each.name: getattr(task.limits, each.name) for each in fields(Limits)}
     limits = {
-        key: value for key, value in given.items() if value is not None and value != getattr(Limits(), key)
+        key: value
+        for key, value in all_limits.items()
+        if value is not None and value != getattr(Limits(), key)
     }
     metadata = _sayable(
         {key: value for key, value in task.metadata.items() if key not in _OWN}, "metadata", notes

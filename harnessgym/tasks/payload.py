@@ -13,12 +13,12 @@ _TASK: TypeAdapter[Task] = TypeAdapter(Task)
 def payload_of(task: Task) -> dict[str, Any]:
     """A task as JSON values, equal for equal tasks. Raises `TaskError` if its metadata is not JSON."""
     try:
-        found: dict[str, Any] = _TASK.dump_python(task, mode="json")
+        payload: dict[str, Any] = _TASK.dump_python(task, mode="json")
     except (TypeError, ValueError) as error:
         raise TaskError(f"The task {task.id!r} cannot be written as JSON: {error}") from error
     # A set has no order, and equal tasks must give equal payloads.
-    found["needs"] = sorted(found["needs"])
-    return found
+    payload["needs"] = sorted(payload["needs"])
+    return payload
 
 
 def task_of(payload: dict[str, Any]) -> Task:

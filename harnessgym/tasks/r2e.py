@@ -104,5 +104,7 @@ def _commit(row: TaskRow) -> str:
         parsed = json.loads(value) if isinstance(value, str) else value
     except ValueError:
         return ""
-    found = parsed.get("new_commit_hash") or parsed.get("commit_hash") if isinstance(parsed, Mapping) else ""
-    return found if isinstance(found, str) else ""
+    commit_hash = (
+        parsed.get("new_commit_hash") or parsed.get("commit_hash") if isinstance(parsed, Mapping) else ""
+    )
+    return commit_hash if isinstance(commit_hash, str) else ""

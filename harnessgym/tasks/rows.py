@@ -65,18 +65,18 @@ def read_rows(path: Path) -> TaskRows:
 
     Raises TaskError if nothing can be read, or if a package is missing.
     """
-    found = TaskRows()
+    task_rows = TaskRows()
     for file in files_of(path):
         split = _split_of(file, path)
-        for number, value in enumerate(_values(file, found.problems), 1):
+        for number, value in enumerate(_values(file, task_rows.problems), 1):
             where = f"{file}: row {number}"
             if isinstance(value, dict):
-                found.rows.append(TaskRow(where, value, split))
+                task_rows.rows.append(TaskRow(where, value, split))
             elif value is not None:
-                found.problems.append(
+                task_rows.problems.append(
                     f"{where} is no object but {str(value)[:40]!r}. Write an object with the row's columns."
                 )
-    return found
+    return task_rows
 
 
 def first_row(path: Path) -> Mapping[str, Any] | None:

@@ -57,9 +57,9 @@ def task_format(name: str) -> TaskFormat:
 def recognised(path: Path) -> TaskFormat:
     """The format of a file or folder. Raises `ConfigError` if none recognises it."""
     for name in names("task_format"):
-        found = task_format(name)
-        if found.recognises(path):
-            return found
+        candidate = task_format(name)
+        if candidate.recognises(path):
+            return candidate
     raise ConfigError(
         f"{path} is in no task format that is known ({', '.join(names('task_format'))}). A native task is a "
         "folder with a "
@@ -69,23 +69,23 @@ def recognised(path: Path) -> TaskFormat:
 
 def problems_of(tasks: TaskSet) -> Sequence[str]:
     """The problems of a set, or nothing if it has no such attribute."""
-    found: Sequence[str] = getattr(tasks, "problems", ())
-    return found
+    problems: Sequence[str] = getattr(tasks, "problems", ())
+    return problems
 
 
 def notes_of(tasks: TaskSet) -> Sequence[str]:
     """The notes of a set, or nothing if it has no such attribute."""
-    found: Sequence[str] = getattr(tasks, "notes", ())
-    return found
+    notes: Sequence[str] = getattr(tasks, "notes", ())
+    return notes
 
 
 def remarks_of(tasks: TaskSet, most: int = 8) -> list[str]:
     """Lines for problems and notes: at most `most` of each kind, and the number of the others."""
     lines = []
-    for title, said in (("left out", problems_of(tasks)), ("note", notes_of(tasks))):
-        lines += [f"{title}: {line}" for line in said[:most]]
-        lines += [f"{title}: ... and {len(said) - most} more (harnessgym tasks list says all)"] * (
-            len(said) > most
+    for title, remarks in (("left out", problems_of(tasks)), ("note", notes_of(tasks))):
+        lines += [f"{title}: {line}" for line in remarks[:most]]
+        lines += [f"{title}: ... and {len(remarks) - most} more (harnessgym tasks list says all)"] * (
+            len(remarks) > most
         )
     return lines
 

@@ -64,19 +64,19 @@ class SweBench:
 
 def swe_bench_task(row: TaskRow, name: str) -> Task:
     """The task of one row. Raises TaskError with the row, the key, and what to do."""
-    given = row.values
+    columns = row.values
     laid = base_files(row)
     id_ = instance(row)
     patch = text(row, "patch", "")
     repo = text(row, "repo", "")
     spec = specification(row, laid=bool(laid))
-    image = given.get("image") or given.get("image_name") or (None if laid else image_name(id_))
+    image = columns.get("image") or columns.get("image_name") or (None if laid else image_name(id_))
     if image is not None and not isinstance(image, str):
         raise TaskError(f"{row.where}: image is {str(image)[:40]!r}. Give the name of an image.")
     return Task(
         id=f"{name}/{id_}",
         instruction=text(row, "problem_statement"),
-        split=given["split"] if given.get("split") in ("train", "test") else row.split,
+        split=columns["split"] if columns.get("split") in ("train", "test") else row.split,
         files=laid,
         image=image,
         limits=LIMITS,

@@ -56,9 +56,9 @@ def _folders(path: Path) -> list[Path]:
     if not path.is_dir():
         return []
     for root, pattern in ((path, "tests.json"), (path, "*/tests.json"), (path / "tasks", "*/tests.json")):
-        found = [each.parent for each in root.glob(pattern) if (each.parent / "task.yaml").is_file()]
-        if found:
-            return sorted(found)
+        folders = [each.parent for each in root.glob(pattern) if (each.parent / "task.yaml").is_file()]
+        if folders:
+            return sorted(folders)
     return []
 
 

@@ -141,9 +141,9 @@ def _command(metadata: Mapping[str, Any]) -> str:
 
     Like a `pytest` check, it ignores pytest settings and fixtures of the workspace.
     """
-    given = metadata.get("test_cmd")
-    if given:
-        return given if isinstance(given, str) else " ".join(given)
+    test_command = metadata.get("test_cmd")
+    if test_command:
+        return test_command if isinstance(test_command, str) else " ".join(test_command)
     check = next((check for check in metadata.get("tests") or () if check.get("kind") == "pytest"), None)
     if check is None:
         return "python3 -m pytest -rA"

@@ -33,11 +33,11 @@ def read_set(
 ) -> LoadedTasks:
     """Reads every row as a task. A malformed row only adds a problem. `known` are the known columns."""
     name = path.resolve().stem if path.is_file() else path.resolve().name
-    found = read_rows(path) if rows is None else None
-    problems = list(found.problems) if found is not None else []
+    task_rows = read_rows(path) if rows is None else None
+    problems = list(task_rows.problems) if task_rows is not None else []
     tasks: list[Task] = []
     unknown: dict[str, str] = {}
-    for row in found.rows if found is not None else rows or ():
+    for row in task_rows.rows if task_rows is not None else rows or ():
         for key in row.values.keys() - known:
             unknown.setdefault(key, row.where)
         try:
@@ -65,13 +65,13 @@ def text(row: TaskRow, key: str, default: str | None = None) -> str:
 
 def instance(row: TaskRow) -> str:
     """The row's id, which must be usable in names. Raises TaskError."""
-    found = text(row, "instance_id")
-    if _ID.match(found) is None:
+    id_ = text(row, "instance_id")
+    if _ID.match(id_) is None:
         raise TaskError(
-            f"{row.where}: instance_id {found[:80]!r} holds signs that no id has. Use letters, digits and "
+            f"{row.where}: instance_id {id_[:80]!r} holds signs that no id has. Use letters, digits and "
             "`._+-`."
         )
-    return found
+    return id_
 
 
 def ids_of(row: TaskRow, key: str, *, needed: bool = False) -> list[str]:

@@ -157,22 +157,22 @@ def _service(folder: Path, notes: Notes) -> Service:
     """The container, from the compose file or from the Dockerfile."""
     compose = folder / "docker-compose.yaml"
     if compose.is_file():
-        found = only_service(compose, "client", _VARIABLES)
-        for what in found.without:
+        service = only_service(compose, "client", _VARIABLES)
+        for what in service.without:
             notes.say(f"{what} has no effect")
     else:
-        found = Service(f"{CONTEXT}{folder.resolve()}" if (folder / "Dockerfile").is_file() else None)
-    if not found.image:
+        service = Service(f"{CONTEXT}{folder.resolve()}" if (folder / "Dockerfile").is_file() else None)
+    if not service.image:
         raise TaskError(
             f"{folder}: neither docker-compose.yaml nor a Dockerfile says what image the task has. Add one."
         )
-    if found.workdir or not found.image.startswith(CONTEXT):
-        return found
+    if service.workdir or not service.image.startswith(CONTEXT):
+        return service
     return Service(
-        found.image,
-        workdir_of(Path(found.image.removeprefix(CONTEXT)) / "Dockerfile"),
-        found.env,
-        found.without,
+        service.image,
+        workdir_of(Path(service.image.removeprefix(CONTEXT)) / "Dockerfile"),
+        service.env,
+        service.without,
     )
 
 

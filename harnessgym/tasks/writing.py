@@ -55,9 +55,9 @@ def convert(tasks: Sequence[Task], writer: TaskWriter, out: Path, *, add: bool =
         raise ConfigError(f"{out} is not an empty folder. Give another one, or --add to write into it.")
     out.mkdir(parents=True, exist_ok=True)
     rows = bool(getattr(writer, "rows", False))
-    taken: set[str] = set()
+    folder_names: set[str] = set()
     for task in tasks:
-        yield _written(task, writer, out if rows else _own(task, out, taken), rows=rows)
+        yield _written(task, writer, out if rows else _own(task, out, folder_names), rows=rows)
 
 
 def folder_name(task_id: str) -> str:

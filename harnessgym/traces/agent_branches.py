@@ -78,4 +78,4 @@ def _branches(graph: Graph, agent_id: str | None) -> tuple[Branch, ...]:
 
 def flat(tree: Sequence[AgentBranches]) -> list[AgentBranches]:
     """Return all agents of a tree, each before the agents that it started."""
-    return [found for item in tree for found in (item, *flat(item.children))]
+    return [agent for item in tree for agent in (item, *flat(item.children))]

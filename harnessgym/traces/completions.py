@@ -71,24 +71,24 @@ class Languages:
         If there is none, returns a text that says why.
         """
         policy_id = policy_id or rollout.policy_id
-        given = self._given(conn, rollout, policy_id)
-        folders = _folders(conn, rollout, policy_id) if given is None else [given]
+        override = self._chosen_folder(conn, rollout, policy_id)
+        folders = _folders(conn, rollout, policy_id) if override is None else [override]
         usable = [folder for folder in folders if (folder / "tokenizer.json").is_file()]
         if not usable:
             named = ", ".join(map(str, folders)) or "the store names none"
             return f"there is no folder with the policy's tokenizer ({named}): give one to read what it said"
         if usable[0] not in self._known:
             try:
-                found = load("language", "policy").of_policy(usable[0], self.parser, self.renderer)
+                language = load("language", "policy").of_policy(usable[0], self.parser, self.renderer)
             except HarnessGymError as error:
-                found = f"the policy folder {usable[0]} cannot be read: {error}"
-            self._known[usable[0]] = found
+                language = f"the policy folder {usable[0]} cannot be read: {error}"
+            self._known[usable[0]] = language
         return self._known[usable[0]]
 
-    def _given(self, conn: Connection, rollout: RolloutFacts, policy_id: str) -> Path | None:
+    def _chosen_folder(self, conn: Connection, rollout: RolloutFacts, policy_id: str) -> Path | None:
         """Return the folder to use instead of the stored ones; None if none was given."""
         if self.folders:
-            names = {found: name for name, found in policies.of_run(conn, rollout.run_id).items()}
+            names = {id_: name for name, id_ in policies.of_run(conn, rollout.run_id).items()}
             if names.get(policy_id) in self.folders:
                 return self.folders[names[policy_id]]
         return self.folder if policy_id == rollout.policy_id else None
@@ -119,14 +119,14 @@ class CallCompletions:
         answer is plain text and nothing is parsed.
         """
         ids = self._ids.get(call.completion_segment or "", ())
-        told = self._told.of_call(call.id)
+        body = self._told.of_call(call.id)
         language = self._languages[call.policy_id]
         if isinstance(language, str):
-            if told is not None:
-                return ReadAnswer(_told_message(told), "body")
+            if body is not None:
+                return ReadAnswer(_told_message(body), "body")
             return ReadAnswer(missing=language if len(ids) else None)
         if not len(ids):
-            return ReadAnswer() if told is None else ReadAnswer(_told_message(told), "body")
+            return ReadAnswer() if body is None else ReadAnswer(_told_message(body), "body")
         message = _raw(language, ids) if raw else _parsed(language, ids, id_prefix, tools=tools)
         return ReadAnswer(
             replace(message, content=_before(call.sampling.get("stop", ()), message.content)), "tokens"
@@ -141,8 +141,8 @@ class CallCompletions:
 def _parsed(language: Any, ids: IdArray | tuple[()], id_prefix: str, *, tools: bool) -> Message:
     parser = language.parser(call_prefix=id_prefix, tools=tools)
     parser.feed(list(map(int, ids)))
-    found: Message = parser.finish()
-    return found
+    message: Message = parser.finish()
+    return message
 
 
 def _raw(language: Any, ids: IdArray | tuple[()]) -> Message:
@@ -160,7 +160,7 @@ def _folders(conn: Connection, rollout: RolloutFacts, policy_id: str) -> list[Pa
     config = run_config_of(conn, rollout.run_id)
     named = config.get("policy")
     if policy_id != rollout.policy_id:
-        names = {found: name for name, found in policies.of_run(conn, rollout.run_id).items()}
+        names = {id_: name for name, id_ in policies.of_run(conn, rollout.run_id).items()}
         named = next(
             (each for each in config.get("policies", ()) if each["name"] == names.get(policy_id)), None
         )
@@ -173,17 +173,20 @@ def _folders(conn: Connection, rollout: RolloutFacts, policy_id: str) -> list[Pa
 def _told_message(body: bytes) -> Message | None:
     """Return the message of a stored `chat.completion`; None if the body is not one."""
     try:
-        said = json.loads(body)["choices"][0]["message"]
+        message = json.loads(body)["choices"][0]["message"]
         made = tuple(
             ToolCall(
                 call.get("id") or "", call["function"]["name"], call["function"].get("arguments") or "{}"
             )
-            for call in said.get("tool_calls") or ()
+            for call in message.get("tool_calls") or ()
         )
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
     return Message(
-        "assistant", said.get("content") or "", reasoning=said.get("reasoning_content") or "", tool_calls=made
+        "assistant",
+        message.get("content") or "",
+        reasoning=message.get("reasoning_content") or "",
+        tool_calls=made,
     )
 
 

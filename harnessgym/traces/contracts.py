@@ -177,8 +177,8 @@ class ContractMonitor:
         for index, (name, rule) in enumerate(self._rules):
             if index not in self._broken and (open_ := rule.left_open()) is not None:
                 self._broken[index] = Violation(name, *open_)
-        found = sorted(self._broken.items(), key=lambda item: (item[1].ordinal, item[0]))
-        return [violation for _, violation in found]
+        violations = sorted(self._broken.items(), key=lambda item: (item[1].ordinal, item[0]))
+        return [violation for _, violation in violations]
 
 
 def check(contracts: Iterable[Contract], steps: Iterable[RolloutStep]) -> list[Violation]:

@@ -102,11 +102,11 @@ def diagnose(
     near, at = _nearest(messages, tools, earlier)
     if at == len(messages) and list(tools) == list(near.tools):
         return None
-    taken = _taken_over(messages, tools, earlier)
-    if taken is None:
+    takeover = _taken_over(messages, tools, earlier)
+    if takeover is None:
         kind, why = _classify(messages, tools, near, at, earlier)
     else:
-        (near, changed), at = taken, _leading(messages, taken[0].whole)
+        (near, changed), at = takeover, _leading(messages, takeover[0].whole)
         summary = _asks_for_summary(messages, tools)
         kind, why = (
             ("compaction", summary)
@@ -350,8 +350,8 @@ def _compacted(
         return ""
     fewer = f"{longest} messages became {len(messages)}"
     for conversation in earlier:
-        said = conversation.answer.content.strip() if conversation.answer is not None else ""
-        if len(said) >= _QUOTED and any(said in message.content for message in new):
+        answer = conversation.answer.content.strip() if conversation.answer is not None else ""
+        if len(answer) >= _QUOTED and any(answer in message.content for message in new):
             return f"{fewer}, and one carries on what call {conversation.call_id} said"
     if 2 * len(messages) <= longest and any(_speaks_of_summary(message) for message in new[:2]):
         return f"{fewer}, which speak of a summary"
@@ -456,5 +456,5 @@ def _pieces(message: Message) -> Iterator[str]:
 
 def _end(text: str, part: str, start: int) -> int:
     """Return where `part` ends in `text`; `start` if it does not occur."""
-    found = text.find(part, start) if part else -1
-    return start if found < 0 else found + len(part)
+    at = text.find(part, start) if part else -1
+    return start if at < 0 else at + len(part)

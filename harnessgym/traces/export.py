@@ -61,17 +61,17 @@ class TracedRollout:
     @cached_property
     def trajectory(self) -> Trajectory:
         """Its training rows, of the policy `sampled_by` if that is set."""
-        found = self.store.read(lambda conn: rows_of(conn, self.id, group_id=self.facts.group_id))
+        trajectory = self.store.read(lambda conn: rows_of(conn, self.id, group_id=self.facts.group_id))
         if self.sampled_by is None:
-            return found
+            return trajectory
         ids = [policy_id for policy_id, name in self.policies.items() if name == self.sampled_by]
-        return found.of_policy(ids[0] if ids else "")
+        return trajectory.of_policy(ids[0] if ids else "")
 
     @cached_property
     def policies(self) -> dict[str, str]:
         """Names of its run's policies by id."""
-        found = self.store.read(lambda conn: policies.of_run(conn, self.facts.run_id))
-        return {policy_id: name for name, policy_id in found.items()}
+        ids_by_name = self.store.read(lambda conn: policies.of_run(conn, self.facts.run_id))
+        return {policy_id: name for name, policy_id in ids_by_name.items()}
 
     @cached_property
     def segments(self) -> dict[str, Segment]:

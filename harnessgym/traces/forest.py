@@ -137,8 +137,8 @@ class Forest:
 
     def _known_chain(self, context: str, messages: Sequence[Message]) -> "tuple[_Chain, int]":
         """Return the earlier request with the longest common beginning, and its length."""
-        found = ((known, known.shared(context, messages)) for known in self._chains)
-        return max(found, key=lambda pair: pair[1], default=(_Chain(context, (), []), 0))
+        shared_lengths = ((known, known.shared(context, messages)) for known in self._chains)
+        return max(shared_lengths, key=lambda pair: pair[1], default=(_Chain(context, (), []), 0))
 
     def attach(self, chain: Sequence[str]) -> Attachment | None:
         """Return where a request (its `chain`) attaches: after the last of our answers in it; else None."""
@@ -158,12 +158,12 @@ class Forest:
         packed = memoryview(pack_ids(ids))
         digest = xxhash.xxh3_128()
         done = 0
-        found = None
+        segment_id = None
         for length in sorted(length for length in self._paths if length <= len(ids)):
             digest.update(packed[4 * done : 4 * length])
             done = length
-            found = self._paths[length].get(digest.hexdigest(), found)
-        return None if found is None else Attachment(self._call_of[found], found, 0)
+            segment_id = self._paths[length].get(digest.hexdigest(), segment_id)
+        return None if segment_id is None else Attachment(self._call_of[segment_id], segment_id, 0)
 
     def add_prompt(self, ids: Sequence[int], parent_id: str | None) -> tuple[Segment, bool]:
         """Return the prompt segment that adds `ids` after `parent_id`, and whether it is new.

@@ -126,5 +126,5 @@ def _temporal(ordered: tuple[GraphEvent, ...]) -> list[Edge]:
         if event.kind == "llm_call" and event.agent_id is not None:
             by_agent.setdefault(event.agent_id, []).append(event)
     return [
-        Edge("temporal", one.id, other.id) for found in by_agent.values() for one, other in pairwise(found)
+        Edge("temporal", one.id, other.id) for calls in by_agent.values() for one, other in pairwise(calls)
     ]

@@ -70,11 +70,11 @@ def import_traces(
         for where, text in _documents(source):
             document = _parsed(text, where)
             try:
-                found = store.write(partial(member.read, run_id=run_id, document=document))
+                rollout = store.write(partial(member.read, run_id=run_id, document=document))
             except TraceError as error:
                 raise TraceError(f"{where}: {error}") from error
-            made.append(found.id)
-            left_out.update(found.left_out)
+            made.append(rollout.id)
+            left_out.update(rollout.left_out)
     finally:
         # After an error too: the documents before it stay, and only a run that is done can be pruned.
         store.write(lambda conn: runs.set_status(conn, run_id, "done"))

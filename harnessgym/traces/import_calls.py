@@ -189,12 +189,12 @@ def _id(parent: Attachment | None) -> str | None:
 def _usage(metrics: Metrics, forest: Forest, prompt: Segment) -> dict[str, int]:
     """Return the reported token counts, but only those that do not follow from stored tokens."""
     stored = forest.length(prompt.id)
-    told = {
+    counts = {
         "told_prompt_tokens": metrics.prompt_tokens if metrics.prompt_tokens != stored else None,
         "told_completion_tokens": metrics.completion_tokens if not metrics.completion_token_ids else None,
         "cached_tokens": metrics.cached_tokens,
     }
-    return {name: number for name, number in told.items() if number is not None}
+    return {name: number for name, number in counts.items() if number is not None}
 
 
 def _answer(answer: Message | None) -> SplitBody | None:

@@ -87,9 +87,9 @@ class Playback:
         left = [turn for turn in self.turns if turn.call_id not in self._given]
         equal = [turn for turn in left if self._of(turn) == wanted]
         if equal:
-            found = min(equal, key=lambda turn: turn.finish_reason == "abort")
-            self._given.add(found.call_id)
-            return found
+            matching_turn = min(equal, key=lambda turn: turn.finish_reason == "abort")
+            self._given.add(matching_turn.call_id)
+            return matching_turn
         self.divergence = self._diverged(left, request, wanted)
         return self.divergence
 
@@ -187,7 +187,7 @@ def _spoken(conn: Connection, rollout_id: str, languages: Languages) -> dict[str
     for policy_id in {call.policy_id for call in calls_of(conn, rollout_id)} or {None}:
         out[policy_id] = languages.of_rollout(conn, facts, policy_id)
         if isinstance(out[policy_id], str):
-            names = {found: name for name, found in policies.of_run(conn, facts.run_id).items()}
+            names = {id_: name for name, id_ in policies.of_run(conn, facts.run_id).items()}
             of = "" if policy_id is None else f", which policy {names[policy_id]!r} sampled in part,"
             raise TraceError(f"Rollout {rollout_id}{of} cannot be replayed: {out[policy_id]}.")
     return out

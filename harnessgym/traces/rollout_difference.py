@@ -85,17 +85,23 @@ def compare_rollouts(one: TracedRollout, other: TracedRollout) -> list[BranchDif
     rows = TokenRows(one)
     out = list[BranchDifference]()
     for branch in left:
-        found = max(right, key=lambda item: _likeness(branch, item), default=None)
-        if found is None or not any(_likeness(branch, found)):
+        counterpart = max(right, key=lambda item: _likeness(branch, item), default=None)
+        if counterpart is None or not any(_likeness(branch, counterpart)):
             out.append(BranchDifference((branch.number, None), (branch.agent, None), None, None))
             continue
-        right.remove(found)
-        said = one.transcript.conversation(branch.call_id), other.transcript.conversation(found.call_id)
-        ends = (branch.number, found.number)
-        agents = (branch.agent, found.agent)
+        right.remove(counterpart)
+        conversations = (
+            one.transcript.conversation(branch.call_id),
+            other.transcript.conversation(counterpart.call_id),
+        )
+        ends = (branch.number, counterpart.number)
+        agents = (branch.agent, counterpart.agent)
         out.append(
             BranchDifference(
-                ends, agents, _messages(*said), _tokens(branch, found, rows.text(branch.policy_id))
+                ends,
+                agents,
+                _messages(*conversations),
+                _tokens(branch, counterpart, rows.text(branch.policy_id)),
             )
         )
     return out + [BranchDifference((None, item.number), (None, item.agent), None, None) for item in right]
@@ -160,8 +166,8 @@ def _messages(one: Sequence[Message], other: Sequence[Message]) -> MessageDiffer
     at = next((at for at, (left, right) in pairs if left.digest != right.digest), min(len(one), len(other)))
     if at == len(one) == len(other):
         return None
-    left, right = (said[at] if at < len(said) else None for said in (one, other))
-    diff = difference("" if left is None else _said(left), "" if right is None else _said(right))
+    left, right = (messages[at] if at < len(messages) else None for messages in (one, other))
+    diff = difference("" if left is None else _as_text(left), "" if right is None else _as_text(right))
     return MessageDifference(
         at, (None if left is None else left.role, None if right is None else right.role), diff
     )
@@ -194,7 +200,7 @@ def _sampler(branch: _Branch, position: int) -> int | None:
     return next((number for start, end, number in branch.sampled if start <= position < end), None)
 
 
-def _said(message: Message) -> str:
+def _as_text(message: Message) -> str:
     """Return a message as one text."""
     calls = "".join(f" {call.name}({call.canonical})" for call in message.tool_calls)
     return f"{message.reasoning}{message.shown_text}{calls}"

@@ -97,14 +97,14 @@ def steps_of(graph: Graph, *, told: bool = False) -> list[RolloutStep]:
     """
     side = {call.id for call in graph.calls.values() if call.kind in _SIDE}
     seen = (event for event in graph.events if told or event.source != TOLD)
-    found = [_step(graph, event) for event in seen if event.kind in _KINDS and event.id not in side]
-    return sorted(found, key=lambda step: (step.t, step.kind != "llm_call"))
+    steps = [_step(graph, event) for event in seen if event.kind in _KINDS and event.id not in side]
+    return sorted(steps, key=lambda step: (step.t, step.kind != "llm_call"))
 
 
 def _step(graph: Graph, event: GraphEvent) -> RolloutStep:
-    said = event.attributes
+    attributes = event.attributes
     call = graph.calls.get(event.id)
-    arguments = said.get("arguments") or ""
+    arguments = attributes.get("arguments") or ""
     return RolloutStep(
         id=event.id,
         kind=cast("StepKind", event.kind),
@@ -112,7 +112,7 @@ def _step(graph: Graph, event: GraphEvent) -> RolloutStep:
         agent_id=event.agent_id,
         target_agent_id=event.target_agent_id,
         tokens=0 if call is None else call.completion_len or 0,
-        tool=str(said.get("tool") or ""),
-        tool_call_id=str(said.get("tool_call_id") or ""),
+        tool=str(attributes.get("tool") or ""),
+        tool_call_id=str(attributes.get("tool_call_id") or ""),
         arguments=arguments if isinstance(arguments, str) else canonical_json(arguments),
     )

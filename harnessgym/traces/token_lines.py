@@ -122,7 +122,7 @@ class TokenRows:
         text = self.text(call.policy_id)
         number = self.numbers[call.id]
         agent = self._agents.get(call.agent_id or "", "")
-        given = [
+        prompt_lines = [
             TokenLine(at, int(token), text(int(token)), 0, 0.0, -1, None, None, "")
             for at, token in enumerate(prompt)
         ]
@@ -141,7 +141,7 @@ class TokenRows:
             for at, (token, logprob, version) in enumerate(zip(made, logprobs, versions, strict=True))
         ]
         reasons = {item.call_id: item.reason for item in self.rollout.trajectory.exclusions}
-        return TokenRow(None, number, call.id, reasons.get(call.id, call.status), (*given, *sampled))
+        return TokenRow(None, number, call.id, reasons.get(call.id, call.status), (*prompt_lines, *sampled))
 
     def _named(self, policy_id: str) -> "_Names":
         return _Names(self.text(policy_id), self.numbers, self._agents)
@@ -177,11 +177,11 @@ class TokenRows:
 
     def _advantages(self, turns: Sequence[_Sampled]) -> dict[int, float]:
         """Return the advantages by position in the row."""
-        found = self.rollout.advantages
+        advantages = self.rollout.advantages
         return {
             turn.start + at: value
             for turn in turns
-            for start, end, value in found.get(turn.call.completion_segment or "", ())
+            for start, end, value in advantages.get(turn.call.completion_segment or "", ())
             for at in range(start, end)
         }
 

@@ -155,7 +155,7 @@ def rows_of(conn: Connection, rollout_id: str, *, group_id: str) -> Trajectory:
         else:
             exclusions.append(Exclusion(call.id, 0, len(node.ids), reason, call.policy_id))
     by_unit = rewards.by_unit(conn, rollout_id, ("rollout", "agent", "turn"))
-    rows = _Rows(rollout_id, group_id, nodes, owners, trained, by_unit["turn"], _places(calls)).build()
+    rows = _Rows(rollout_id, group_id, nodes, owners, trained, by_unit["turn"], _call_order(calls)).build()
     in_rows = sum(int(row.mask.sum()) for row in rows)
     credit = Credit(by_unit["rollout"].get(rollout_id, {}), by_unit["agent"])
     return Trajectory(tuple(rows), tuple(exclusions), sampled, in_rows, _incomplete(calls), credit)
@@ -243,7 +243,7 @@ class _Rows:
         return Row(self.rollout_id, self.group_id, ids, mask, logprobs, versions, tuple(turns), policy_id)
 
 
-def _places(calls: Sequence[CallTokens]) -> dict[str, int]:
+def _call_order(calls: Sequence[CallTokens]) -> dict[str, int]:
     """Return each call's index in the order in which a rollout's calls began.
 
     `calls` is ordered by session and ordinal. Ids sort by the clock of the proxy that made them, which may

@@ -57,7 +57,7 @@ class Transcript:
     exchanges: tuple[Exchange, ...]
     """By session, in the order the calls began."""
 
-    def said(self, call_id: str) -> tuple[tuple[Message, str | None], ...]:
+    def messages_through(self, call_id: str) -> tuple[tuple[Message, str | None], ...]:
         """Return all messages up to and including a call's answer, each with its call if it is an answer."""
         # Walks back through the conversations. `end` is how many leading messages of a conversation the call
         # still has. It never grows on the way back.
@@ -77,7 +77,7 @@ class Transcript:
 
     def conversation(self, call_id: str) -> tuple[Message, ...]:
         """Return all messages up to and including a call's answer."""
-        return tuple(message for message, _ in self.said(call_id))
+        return tuple(message for message, _ in self.messages_through(call_id))
 
 
 _Spoken = tuple[Message, str | None]
@@ -87,13 +87,13 @@ def transcript(conn: Connection, rollout_id: str, languages: Languages | None = 
     """Read a rollout's transcript. Raises `StoreError` if there is no such rollout."""
     rollout = rollout_of(conn, rollout_id)
     known = agents_of(conn, rollout_id)
-    found = calls_of(conn, rollout_id)
+    calls = calls_of(conn, rollout_id)
     answers = CallCompletions.load(conn, rollout, languages or Languages())
     requests = StoredBodies.load(conn, rollout_id, "request")
     names = {agent.id: agent.name for agent in known}
     reading: dict[str, _Session] = {}
     exchanges: dict[str, Exchange] = {}
-    for call in found:
+    for call in calls:
         session = reading.get(call.session_id) or reading.setdefault(
             call.session_id, _Session(requests, answers)
         )
@@ -151,20 +151,28 @@ class _Session:
     def exchange(self, call: CallFacts, agent: str) -> tuple[Exchange, Message | None]:
         """Return a call's exchange, and the preceding answer in the form that this request contains."""
         self._calls[call.id] = call
-        said = self._conversation(call)
-        base, shared, replayed = self._base(call, said)
-        new = said.messages[shared:]
-        tools = said.tools
+        conversation = self._conversation(call)
+        base, shared, replayed = self._base(call, conversation)
+        new = conversation.messages[shared:]
+        tools = conversation.tools
         return Exchange(
-            call, agent, base, shared, new, tools, said.answer, said.source, said.missing
+            call,
+            agent,
+            base,
+            shared,
+            new,
+            tools,
+            conversation.answer,
+            conversation.source,
+            conversation.missing,
         ), replayed
 
     def _conversation(self, call: CallFacts) -> _Conversation:
-        found = self._read(call)
-        self._held[call.id] = found
+        conversation = self._read(call)
+        self._held[call.id] = conversation
         while len(self._held) > _HELD:
             self._held.popitem(last=False)
-        return found
+        return conversation
 
     def _known(self, call_id: str) -> _Conversation:
         """Return the conversation of an earlier call."""
@@ -177,7 +185,7 @@ class _Session:
         body = self.requests.of_call(call.id)
         if body is None:
             answer = self.answers.of_call(call, id_prefix="call_", tools=True, raw=False)
-            missing = ("its request: the store has no body of it", *_told(answer.missing))
+            missing = ("its request: the store has no body of it", *_missing_answer(answer.missing))
             return _Conversation(
                 (), answer=answer.message, source=answer.source, missing=missing, agent_id=call.agent_id
             )
@@ -190,7 +198,7 @@ class _Session:
             )
         except load("dialect", "proxies.dialect:RequestProblem") as problem:
             answer = self.answers.of_call(call, id_prefix="call_", tools=True, raw=False)
-            missing = (f"its request: {problem}", *_told(answer.missing))
+            missing = (f"its request: {problem}", *_missing_answer(answer.missing))
             return _Conversation(
                 (), answer=answer.message, source=answer.source, missing=missing, agent_id=call.agent_id
             )
@@ -202,7 +210,7 @@ class _Session:
         answer = self.answers.of_call(
             call, id_prefix=id_prefix, tools=offered, raw=request.prompt is not None
         )
-        missing = _told(answer.missing)
+        missing = _missing_answer(answer.missing)
         messages = request.messages
         if request.prompt is not None:
             text = raw if raw is not None else self.answers.text(call, request.prompt)
@@ -295,9 +303,9 @@ def _shared(
     count = min(len(before), len(messages)) if end is None else end
     if count < len(before) or count == len(messages) or messages[count].role != "assistant":
         return count, None
-    said = messages[count]
-    if answered or (known.answer is not None and _says(said) == _says(known.answer)):
-        return count + 1, said
+    message = messages[count]
+    if answered or (known.answer is not None and _says(message) == _says(known.answer)):
+        return count + 1, message
     return count, None
 
 
@@ -311,5 +319,5 @@ def _written(known: _Conversation) -> str:
     return f"{known.raw}{known.answer.content if known.answer is not None else ''}"
 
 
-def _told(missing: str | None) -> tuple[str, ...]:
+def _missing_answer(missing: str | None) -> tuple[str, ...]:
     return () if missing is None else (f"its answer: {missing}",)

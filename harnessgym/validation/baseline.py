@@ -115,9 +115,9 @@ def baseline_path(tasks: TaskSet) -> Path:
 
     Raises `ConfigError` if neither exists.
     """
-    said = getattr(tasks, "baseline", None)
-    if said is not None:
-        return Path(said)
+    path = getattr(tasks, "baseline", None)
+    if path is not None:
+        return Path(path)
     module = sys.modules.get(type(tasks).__module__)
     source = getattr(module, "__file__", None)
     if source is None:
@@ -132,8 +132,8 @@ def digest_of(task: Task) -> str:
 
     Default values do not count, so a new field in `Task` does not change the digests of existing tasks.
     """
-    said = _beside(payload_of(task), payload_of(Task("", "")))
-    text = json.dumps(_portable(said), sort_keys=True)
+    fields = _beside(payload_of(task), payload_of(Task("", "")))
+    text = json.dumps(_portable(fields), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -174,15 +174,15 @@ def _context(image: str) -> str:
     folder = Path(image.removeprefix(CONTEXT))
     if not image.startswith(CONTEXT) or not folder.is_dir():
         return image
-    found = hashlib.blake2b(digest_size=8)
+    hasher = hashlib.blake2b(digest_size=8)
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             data = path.read_bytes()
             executable = path.stat().st_mode & 0o100
-            found.update(
+            hasher.update(
                 f"{path.relative_to(folder).as_posix()}\0{len(data)}\0{executable}\0".encode() + data
             )
-    return CONTEXT + found.hexdigest()
+    return CONTEXT + hasher.hexdigest()
 
 
 def _read(path: Path) -> dict[str, BaselineEntry]:
@@ -199,8 +199,8 @@ def _read(path: Path) -> dict[str, BaselineEntry]:
 
 
 def _dumped(entry: BaselineEntry) -> Mapping[str, Any]:
-    found = entry.model_dump(mode="json", exclude_defaults=True)
-    return found | {"cheats": dict(sorted(entry.cheats.items()))} if entry.cheats else found
+    payload = entry.model_dump(mode="json", exclude_defaults=True)
+    return payload | {"cheats": dict(sorted(entry.cheats.items()))} if entry.cheats else payload
 
 
 @contextmanager

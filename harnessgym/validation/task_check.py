@@ -225,7 +225,7 @@ class _File:
         else:
             changes = {"cheats": {**self.entry.cheats, what: outcome if result.holds else "got something"}}
         entry = self.entry.model_copy(update=changes)
-        problems = {key: said for key, said in entry.problems.items() if key != what} | _problem(
+        problems = {key: problem for key, problem in entry.problems.items() if key != what} | _problem(
             what, result, entry
         )
         state = "failed" if problems else "passed" if has_gold(self.task) else "no solution"
@@ -250,7 +250,7 @@ def has_gold(task: Task) -> bool:
 def _without(entry: BaselineEntry, names: set[str]) -> BaselineEntry:
     """An entry without the results of the runs with these names."""
     cheats = {name: outcome for name, outcome in entry.cheats.items() if name not in names}
-    problems = {name: said for name, said in entry.problems.items() if name not in names}
+    problems = {name: problem for name, problem in entry.problems.items() if name not in names}
     changes = {"gold": (), "expected_flaky": False, "nothing": None, "cheats": cheats, "problems": problems}
     return entry.model_copy(update=changes)
 
@@ -269,7 +269,7 @@ def _problem(what: str, result: CheatResult, entry: BaselineEntry) -> dict[str, 
             return {}
         # Keep the first failure's reason: later runs may pass, and their result would explain nothing.
         before = entry.problems.get(GOLD, "").partition(": ")[2]
-        last = before or _said(result)
+        last = before or _describe_cheat(result)
         how = (
             f"was rewarded in {good} of {len(entry.gold)} runs"
             if good
@@ -277,14 +277,14 @@ def _problem(what: str, result: CheatResult, entry: BaselineEntry) -> dict[str, 
         )
         return {GOLD: f"The solution {how}: {last}"}
     if what == NOTHING:
-        return {} if result.holds else {NOTHING: f"Doing nothing {_said(result)}"}
+        return {} if result.holds else {NOTHING: f"Doing nothing {_describe_cheat(result)}"}
     if result.holds:
         return {}
     loot = f" and got {' '.join(result.loot.split())[:300]}" if result.loot else ""
-    return {what: f"The cheat {what} {_said(result)}{loot}"}
+    return {what: f"The cheat {what} {_describe_cheat(result)}{loot}"}
 
 
-def _said(result: CheatResult) -> str:
+def _describe_cheat(result: CheatResult) -> str:
     if result.tampered is not None:
         return f"was called tampered with: {result.tampered}"
     if result.reward is None:

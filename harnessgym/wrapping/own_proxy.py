@@ -101,13 +101,13 @@ def _shipped() -> Path:
 
     Its tokenizer and template are used for upstreams that have no engine.
     """
-    found = find_spec(_SHIPPED)
-    if found is None or not found.submodule_search_locations:
+    spec = find_spec(_SHIPPED)
+    if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
             "Give --policy FOLDER: the policy that ships with HarnessGym is not installed "
             "(harnessgym-rl[envs])."
         )
-    folder = Path(found.submodule_search_locations[0]) / "policy"
+    folder = Path(spec.submodule_search_locations[0]) / "policy"
     json.loads((folder / "config.json").read_text())
     return folder
 

@@ -148,21 +148,23 @@ async def _run(
     argv: Sequence[str], settings: WrapSettings, proxy: RunningProxy, store: TraceStore
 ) -> Wrapped:
     endpoint = Endpoint(proxy.url, "", settings.model)
-    given = surroundings_of(argv, endpoint, settings.harness)
-    rollout_id = store.write(lambda conn: _add_rollout(conn, proxy.run_id, given.harness, argv))
-    side_calls = (*settings.options.side_calls, *given.side_calls)
+    surroundings = surroundings_of(argv, endpoint, settings.harness)
+    rollout_id = store.write(lambda conn: _add_rollout(conn, proxy.run_id, surroundings.harness, argv))
+    side_calls = (*settings.options.side_calls, *surroundings.side_calls)
     answered = {"upstream": proxy.outside, "replay": proxy.replay}
     options = settings.options.model_copy(update={"side_calls": side_calls, **answered})
     limits = {"turns": settings.turns, "tokens": settings.tokens}
     async with ControlClient(proxy.control_url, proxy.control_key) as control:
         sampling = {"max_tokens": settings.max_tokens}
         session = await control.open_session(rollout_id, sampling=sampling, limits=limits, options=options)
-        given = surroundings_of(argv, Endpoint(proxy.url, session.key, settings.model), settings.harness)
+        surroundings = surroundings_of(
+            argv, Endpoint(proxy.url, session.key, settings.model), settings.harness
+        )
         home = proxy.log.parent.parent / "home" / rollout_id
-        env = {**os.environ, **given.env}
-        if given.files:
+        env = {**os.environ, **surroundings.env}
+        if surroundings.files:
             env["HOME"] = str(home)
-            for path, text in given.files.items():
+            for path, text in surroundings.files.items():
                 (home / path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 (home / path).write_text(text)
         started = time.monotonic()
@@ -185,7 +187,7 @@ async def _run(
         rollout_id, reason, "valid", source="none", detail=detail, latencies={"run": round(seconds, 3)}
     )
     store.write(lambda conn: rollouts.finish(conn, outcome))
-    return Wrapped(status, proxy.store_url, rollout_id, given.harness, sealed.calls, seconds)
+    return Wrapped(status, proxy.store_url, rollout_id, surroundings.harness, sealed.calls, seconds)
 
 
 def _attend(argv: Sequence[str], env: dict[str, str]) -> int:

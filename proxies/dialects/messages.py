@@ -291,10 +291,10 @@ def _assistant(blocks: list[Fields]) -> Message:
 
 
 def _arguments(block: Fields) -> str:
-    given = block.child("input").raw
-    if list(given) == [_RAW_ARGUMENTS] and isinstance(given[_RAW_ARGUMENTS], str):
-        return str(given[_RAW_ARGUMENTS])
-    return json.dumps(given, ensure_ascii=False)
+    tool_input = block.child("input").raw
+    if list(tool_input) == [_RAW_ARGUMENTS] and isinstance(tool_input[_RAW_ARGUMENTS], str):
+        return str(tool_input[_RAW_ARGUMENTS])
+    return json.dumps(tool_input, ensure_ascii=False)
 
 
 def _result(block: Fields) -> str:

@@ -130,15 +130,21 @@ class SpanReport:
 
 def report_of(span: OtlpSpan) -> SpanReport:
     """Reduce a span to its report."""
-    said = span.attributes
+    attributes = span.attributes
     deed, evidence, confidence = _deed(span)
-    moments = tuple(found for moment in span.moments if (found := _moment(moment)) is not None)[:_MOST]
-    tool_call_id = _text(said, "gen_ai.tool.call.id", "tool_call.id", "tool.id")
+    moments = tuple(
+        moment_report for moment in span.moments if (moment_report := _moment(moment)) is not None
+    )[:_MOST]
+    tool_call_id = _text(attributes, "gen_ai.tool.call.id", "tool_call.id", "tool.id")
     got = _text(
-        said, "gen_ai.tool.call.result", "gen_ai.output.messages", "output.value", "traceloop.entity.output"
+        attributes,
+        "gen_ai.tool.call.result",
+        "gen_ai.output.messages",
+        "output.value",
+        "traceloop.entity.output",
     )
-    given = _text(
-        said,
+    input_text = _text(
+        attributes,
         "gen_ai.tool.call.arguments",
         "gen_ai.input.messages",
         "input.value",
@@ -159,16 +165,16 @@ def report_of(span: OtlpSpan) -> SpanReport:
         evidence=evidence,
         confidence=confidence,
         agent=_agent(span, deed),
-        target=handed[1] if handed else _text(said, "to", "gen_ai.agent.target.name")[:_SHORT],
+        target=handed[1] if handed else _text(attributes, "to", "gen_ai.agent.target.name")[:_SHORT],
         call_id=_call(span, deed, tool_call_id),
         tool=_tool(span, deed),
         tool_call_id=tool_call_id[:_SHORT],
-        given=given[: _LONG if deed == "tool" else _SHORT] if deed in ("tool", "agent") else "",
+        given=input_text[: _LONG if deed == "tool" else _SHORT] if deed in ("tool", "agent") else "",
         got=got[:_SHORT] if deed in ("tool", "agent") else "",
         got_bytes=len(got.encode()) if deed == "tool" else 0,
         error=None if span.error is None else span.error[:_SHORT],
         refused=_refusal(span, deed),
-        attributes=_kept(said) if own else {},
+        attributes=_kept(attributes) if own else {},
         moments=moments,
     )
 
@@ -181,20 +187,20 @@ def _deed(span: OtlpSpan) -> tuple[str, str, float | None]:
         if kind in PUBLIC_KINDS:
             return kind, f"named {kind}", None
     kind = _text(span.attributes, "openinference.span.kind")
-    found = _OPENINFERENCE.get(kind.upper()) or _OPERATIONS.get(operation)
+    deed = _OPENINFERENCE.get(kind.upper()) or _OPERATIONS.get(operation)
     evidence = (
         f"openinference.span.kind {kind}"
         if kind.upper() in _OPENINFERENCE
         else f"gen_ai.operation.name {operation}"
     )
-    if found is None:
+    if deed is None:
         kind = _text(span.attributes, "traceloop.span.kind")
-        found = _TRACELOOP.get(kind)
+        deed = _TRACELOOP.get(kind)
         evidence = f"traceloop.span.kind {kind}"
-    if found == "tool" and _HANDOFF.fullmatch(span.name.strip()):
+    if deed == "tool" and _HANDOFF.fullmatch(span.name.strip()):
         return "handoff", f"{evidence}, its name", None
-    if found is not None:
-        return found, evidence, None
+    if deed is not None:
+        return deed, evidence, None
     if _HUMAN.search(_words(span.name)):
         return "human_intervention", "the span's name", 0.8
     return "step", "", None
@@ -213,10 +219,10 @@ def _moment(moment: Moment) -> MomentReport | None:
 
 
 def _agent(span: OtlpSpan, deed: str) -> str:
-    said = span.attributes
-    name = _text(said, "gen_ai.agent.name", "agent.name", "gen_ai.agent.id")
+    attributes = span.attributes
+    name = _text(attributes, "gen_ai.agent.name", "agent.name", "gen_ai.agent.id")
     if not name and deed == "agent":
-        name = _text(said, "graph.node.name", "graph.node.id", "traceloop.entity.name")
+        name = _text(attributes, "graph.node.name", "graph.node.id", "traceloop.entity.name")
         name = name or span.name.removeprefix("invoke_agent").strip()
     return name[:_SHORT]
 
@@ -235,14 +241,14 @@ def _call(span: OtlpSpan, deed: str, tool_call_id: str) -> str | None:
 
     Only a model call's output is searched: ids in its input belong to earlier calls.
     """
-    said = span.attributes
-    named = [_text(said, "gen_ai.response.id", "llm.response.id")]
+    attributes = span.attributes
+    named = [_text(attributes, "gen_ai.response.id", "llm.response.id")]
     if deed == "llm":
-        named += [str(value) for name, value in said.items() if _OUTPUT_CALL.fullmatch(name)]
+        named += [str(value) for name, value in attributes.items() if _OUTPUT_CALL.fullmatch(name)]
         for name in ("output.value", "gen_ai.output.messages", "traceloop.entity.output"):
-            named += _ANSWER_ID.findall(_text(said, name)[:_LONG])
+            named += _ANSWER_ID.findall(_text(attributes, name)[:_LONG])
     named.append(tool_call_id)
-    return next((found for text in named if (found := minted_by(text))), None)
+    return next((call_id for text in named if (call_id := minted_by(text))), None)
 
 
 def minted_by(text: str) -> str | None:

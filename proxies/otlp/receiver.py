@@ -97,9 +97,9 @@ class SpanIntake:
         rollout_id = session.row.rollout_id
         # The lock waits for exports that are being committed: their spans must be part of the weave.
         async with self._taken.setdefault(rollout_id, _Taken()).lock:
-            found, drawn = await asyncio.to_thread(self._woven, rollout_id)
-            if found or drawn:
-                await self._recorder.write(lambda conn: _write(conn, found, drawn))
+            event_rows, drawn = await asyncio.to_thread(self._woven, rollout_id)
+            if event_rows or drawn:
+                await self._recorder.write(lambda conn: _write(conn, event_rows, drawn))
         self._taken.pop(rollout_id, None)
 
     async def _session(self, key: str | None) -> Session:
@@ -125,21 +125,21 @@ class SpanIntake:
         rollout_id = session.row.rollout_id
         # Exporters resend after a timeout, perhaps while the first request is still being written. The lock
         # makes the check for duplicates and the commit one step.
-        taken = self._taken.setdefault(rollout_id, _Taken())
-        async with taken.lock:
-            if taken.spans is None:
-                taken.spans = await asyncio.to_thread(self._load, rollout_id)
-            fresh = {_ids(span): span for span in export.spans if _ids(span) not in taken.spans}
-            room = max(0, self._max_spans - len(taken.spans))
+        rollout_spans = self._taken.setdefault(rollout_id, _Taken())
+        async with rollout_spans.lock:
+            if rollout_spans.spans is None:
+                rollout_spans.spans = await asyncio.to_thread(self._load, rollout_id)
+            fresh = {_ids(span): span for span in export.spans if _ids(span) not in rollout_spans.spans}
+            room = max(0, self._max_spans - len(rollout_spans.spans))
             kept = dict(list(fresh.items())[:room])
             rows = [_row(rollout_id, session.row.id, span) for span in kept.values()]
             try:
                 await self._recorder.write(lambda conn: events.add_many(conn, rows))
             except StoreError as error:
                 # The write may or may not have happened, so the next export reads the ids from the store.
-                taken.spans = None
+                rollout_spans.spans = None
                 raise WireProblem(503, str(error)) from None
-            taken.spans.update(kept)
+            rollout_spans.spans.update(kept)
         if len(fresh) > room:
             return export.rejected + len(fresh) - room, f"A rollout has {self._max_spans:,} spans at most."
         return export.rejected, export.reason
@@ -161,7 +161,7 @@ def _weave(
 ) -> tuple[list[EventRow], list[EdgeRow]]:
     recorded = calls_of(conn, rollout_id)
     there = [event for event in events.of_rollout(conn, rollout_id) if event.kind != KIND]
-    found, drawn = weave(
+    event_rows, drawn = weave(
         rollout_id,
         [SpanReport.of_stored(row.attributes) for row in spans],
         [_seen(call) for call in recorded],
@@ -173,7 +173,7 @@ def _weave(
     ends = {end for edge in drawn for end in (edge.source_event_id, edge.target_event_id)} - {
         event.id for event in there
     }
-    return [*(_call_event(rollout_id, call) for call in recorded if call.id in ends), *found], drawn
+    return [*(_call_event(rollout_id, call) for call in recorded if call.id in ends), *event_rows], drawn
 
 
 def _write(conn: SqlConnection, found: Sequence[EventRow], drawn: Sequence[EdgeRow]) -> None:
@@ -193,9 +193,11 @@ def _call_event(rollout_id: str, call: CallFacts) -> EventRow:
 
 def _row(rollout_id: str, session_id: str, span: OtlpSpan) -> EventRow:
     report = report_of(span)
-    said = {**report.stored(), "session_id": session_id}
+    attributes = {**report.stored(), "session_id": session_id}
     ids = (span.start, rollout_id, span.trace_id, span.span_id)
-    return EventRow(rollout_id, KIND, said, span.start, source=SOURCE, span_id=span.span_id, id=row_id(*ids))
+    return EventRow(
+        rollout_id, KIND, attributes, span.start, source=SOURCE, span_id=span.span_id, id=row_id(*ids)
+    )
 
 
 def _ids(span: OtlpSpan) -> tuple[str, str]:
@@ -214,6 +216,6 @@ async def _refuse(connection: Connection, encoding: Encoding, status: int, messa
 
 def _key(connection: Connection) -> str | None:
     """The session's key in the headers. Some exporters send the header URL-encoded, as it is configured."""
-    given = connection.headers.get("x-api-key") or unquote(connection.headers.get("authorization", ""))
-    kind, _, rest = given.partition(" ")
-    return (rest.strip() if kind.lower() == "bearer" else given) or None
+    header = connection.headers.get("x-api-key") or unquote(connection.headers.get("authorization", ""))
+    kind, _, rest = header.partition(" ")
+    return (rest.strip() if kind.lower() == "bearer" else header) or None

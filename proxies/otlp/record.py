@@ -62,11 +62,11 @@ class SpanRows:
         part: str = "",
     ) -> str:
         """Find or add the event that a span reports. Returns its id."""
-        said = {name: value for name, value in attributes.items() if value not in ("", None)}
+        filled_attributes = {name: value for name, value in attributes.items() if value not in ("", None)}
         wanted = EventRow(
             self.rollout_id,
             kind,
-            said,
+            filled_attributes,
             t,
             call_id,
             agent,

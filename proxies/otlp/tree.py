@@ -79,7 +79,9 @@ class SpanTree:
             by_agent.setdefault(call.agent_id, []).append(call)
         self._all = _Timeline(list(self.calls.values()))
         self._acting = _Timeline([call for call in self._all.calls if call.agent_id is not None])
-        self._of_agent = {agent: _Timeline(found) for agent, found in by_agent.items() if agent is not None}
+        self._of_agent = {
+            agent: _Timeline(agent_calls) for agent, agent_calls in by_agent.items() if agent is not None
+        }
         self._joined = {
             span.span_id: JoinedSpan(self.calls[span.call_id])
             for span in self.reports
@@ -98,7 +100,9 @@ class SpanTree:
         """The span's parent; for the root of a trace, the first known span that it links to."""
         if report.parent_id is not None:
             return self._by_id.get(report.parent_id)
-        return next((found for link in report.links if (found := self._by_id.get(link)) is not None), None)
+        return next(
+            (linked_span for link in report.links if (linked_span := self._by_id.get(link)) is not None), None
+        )
 
     def agent_around(self, report: SpanReport) -> SpanReport | None:
         """The nearest agent span around this span."""
@@ -177,26 +181,26 @@ class SpanTree:
 
     def inside(self, report: SpanReport) -> list[JoinedSpan]:
         """The calls inside an agent's span, in order of time."""
-        found = list(self._inside.get(report.span_id, {}).values())
+        joined_spans = list(self._inside.get(report.span_id, {}).values())
         agent = self.agent_id(report)
-        if not found and agent in self._of_agent:
-            found = [
+        if not joined_spans and agent in self._of_agent:
+            joined_spans = [
                 JoinedSpan(call, BY_TIME, _LIKELY)
                 for call in self._of_agent[agent].within(report.start, report.end)
             ]
-        return sorted(found, key=lambda joined: joined.call.start)
+        return sorted(joined_spans, key=lambda joined: joined.call.start)
 
     def last_before(self, agent: str | None, t: float) -> JoinedSpan | None:
         """The agent's last call that ended by time `t`; None if there is none."""
         timeline, confidence = self._timeline(agent)
-        found = timeline.last_before(t)
-        return None if found is None else JoinedSpan(found, BY_TIME, confidence)
+        call = timeline.last_before(t)
+        return None if call is None else JoinedSpan(call, BY_TIME, confidence)
 
     def first_after(self, agent: str | None, t: float) -> JoinedSpan | None:
         """The agent's first call that started at time `t` or later; None if there is none."""
         timeline, confidence = self._timeline(agent)
-        found = timeline.first_after(t)
-        return None if found is None else JoinedSpan(found, BY_TIME, confidence)
+        call = timeline.first_after(t)
+        return None if call is None else JoinedSpan(call, BY_TIME, confidence)
 
     def _timeline(self, agent: str | None) -> tuple[_Timeline, float]:
         """An agent's calls and the confidence in a match by time.
@@ -226,17 +230,17 @@ class SpanTree:
     def _join_by_time(self) -> None:
         # The spans are in order of time and each call is given away once, so concurrent calls of one agent
         # match in order.
-        taken = {joined.call.id for joined in self._joined.values()}
+        joined_call_ids = {joined.call.id for joined in self._joined.values()}
         for span in self.reports:
             if span.deed != "llm" or span.span_id in self._joined or span.call_id is not None:
                 continue
             above = self.agent_around(span)
             agent = None if above is None else self._agents.get(above.span_id)
             among = self._all if agent is None else self._of_agent[agent]
-            meant = [call for call in among.within(span.start, span.end) if call.id not in taken]
+            meant = [call for call in among.within(span.start, span.end) if call.id not in joined_call_ids]
             if meant:
                 self._joined[span.span_id] = JoinedSpan(meant[0], BY_TIME, round(_LIKELY / len(meant), 3))
-                taken.add(meant[0].id)
+                joined_call_ids.add(meant[0].id)
 
     def _names(self, known: Sequence[tuple[str, str]]) -> dict[str, str | None]:
         """Maps each name to its agent's id, or to None if several agents have it."""

@@ -93,12 +93,12 @@ class _Weaver:
             if len(returns) < 2:
                 continue
             call, (_, first) = self.tree.calls[call_id], returns[0]
-            said = {"returns": len(returns)}
+            attributes = {"returns": len(returns)}
             gathered = self.record.event(
                 first,
                 "aggregate",
                 call.start,
-                said,
+                attributes,
                 agent=call.agent_id,
                 call_id=call_id,
                 evidence=_PARENT,
@@ -132,9 +132,11 @@ class _Weaver:
         after = self.tree.first_after(who, report.end)
         self._draw("tool_dependency", got, after)
         if report.refused is not None:
-            said = named | {"verdict": "refused", "reason": report.error}
+            attributes = named | {"verdict": "refused", "reason": report.error}
             sure = None if report.refused == 1.0 else report.refused
-            refused = self.record.event(report, "safety_event", report.end, said, confidence=sure, **whose)
+            refused = self.record.event(
+                report, "safety_event", report.end, attributes, confidence=sure, **whose
+            )
             self.record.edge("safety_flow", refused, called, _PARENT)
             self._draw("causal", refused, after)
 
@@ -151,9 +153,9 @@ class _Weaver:
         starter = self.tree.agent_id(tool or above or report)
         calls = self.tree.inside(report)
         first, last = (calls[0], calls[-1]) if calls else (None, None)
-        said: dict[str, Any] = {"agent": report.agent}
+        attributes: dict[str, Any] = {"agent": report.agent}
         if tool is not None:
-            said |= {"tool": tool.tool, "tool_call_id": tool.tool_call_id}
+            attributes |= {"tool": tool.tool, "tool_call_id": tool.tool_call_id}
         # A sub-agent started by a tool call comes from that call's event, else from the starter's last call.
         # The starter's first call after the end is the one that reads the result.
         origin = (
@@ -165,7 +167,7 @@ class _Weaver:
         there: dict[str, Any] = {"agent": starter, "target": me}
         back: dict[str, Any] = {"agent": me, "target": starter}
         spawn = self._event_of[report.span_id] = self.record.event(
-            report, "spawn", report.start, said, **there
+            report, "spawn", report.start, attributes, **there
         )
         self._draw("causal", origin, spawn)
         self._draw("spawn", spawn, first)
@@ -182,27 +184,27 @@ class _Weaver:
             self._draw("causal", last, gone)
             self._draw("causal", gone, reader)
             return
-        returned = self.record.event(report, "return", report.end, said, **back)
+        returned = self.record.event(report, "return", report.end, attributes, **back)
         self._draw("return", last, returned)
         self._draw("return", returned, reader)
         if reader is not None:
             self._returns.setdefault(reader.call.id, []).append((returned, report))
         if report.got:
-            said = {"channel": "result", "text": report.got}
-            result = self.record.event(report, "message", report.end, said, part="result", **back)
+            attributes = {"channel": "result", "text": report.got}
+            result = self.record.event(report, "message", report.end, attributes, part="result", **back)
             self._draw("causal", last, result)
             self._draw("message", result, reader)
 
     def _handoff(self, report: SpanReport) -> None:
         who = self.tree.agent_id(report)
         to = self.tree.named(report.target)
-        said = {"decision": "handoff", "to": report.target}
+        attributes = {"decision": "handoff", "to": report.target}
         before = self.tree.call(report) or self.tree.last_before(who, report.start)
         decision = self.record.event(
-            report, "orchestrator_decision", report.start, said, agent=who, target=to
+            report, "orchestrator_decision", report.start, attributes, agent=who, target=to
         )
-        said = {"channel": "handoff", "to": report.target}
-        message = self.record.event(report, "message", report.end, said, agent=who, target=to)
+        attributes = {"channel": "handoff", "to": report.target}
+        message = self.record.event(report, "message", report.end, attributes, agent=who, target=to)
         self._event_of[report.span_id] = decision
         self._draw("causal", before, decision)
         self.record.edge("causal", decision, message, _PARENT)
@@ -213,13 +215,13 @@ class _Weaver:
         """Add a safety event: a check of a tool call, of an agent's input or of its output."""
         who = self.tree.agent_id(report)
         tool = self.tree.tool_around(report)
-        said = {
+        attributes = {
             "guardrail": report.tool or report.name,
             "verdict": "passed" if report.refused is None else "refused",
         }
-        said |= {} if tool is None else {"tool": tool.tool, "tool_call_id": tool.tool_call_id}
+        attributes |= {} if tool is None else {"tool": tool.tool, "tool_call_id": tool.tool_call_id}
         event = self._event_of[report.span_id] = self.record.event(
-            report, "safety_event", report.end, said, agent=who
+            report, "safety_event", report.end, attributes, agent=who
         )
         before, after = self.tree.last_before(who, report.start), self.tree.first_after(who, report.end)
         if tool is not None:
@@ -231,22 +233,22 @@ class _Weaver:
     def _named(self, report: SpanReport, moment: MomentReport, part: str) -> str:
         """Add an event that names its own kind. Returns its id."""
         kind = moment.kind
-        said = dict(moment.attributes)
-        tool_call_id = str(said.get("tool_call_id") or report.tool_call_id)
+        attributes = dict(moment.attributes)
+        tool_call_id = str(attributes.get("tool_call_id") or report.tool_call_id)
         asked = self.tree.named_call(minted_by(tool_call_id) or report.call_id)
-        who = self.tree.named(str(said.get("agent", ""))) or (
+        who = self.tree.named(str(attributes.get("agent", ""))) or (
             asked.call.agent_id if asked else self.tree.agent_id(report)
         )
-        to = self.tree.named(str(said.get("to", "")))
+        to = self.tree.named(str(attributes.get("to", "")))
         if kind == "message":
-            said.setdefault("channel", "peer")
+            attributes.setdefault("channel", "peer")
         if report.tool_call_id:
-            said = {"tool": report.tool, "tool_call_id": report.tool_call_id, **said}
+            attributes = {"tool": report.tool, "tool_call_id": report.tool_call_id, **attributes}
         event = self.record.event(
             report,
             kind,
             moment.t,
-            said,
+            attributes,
             agent=who,
             target=to,
             call_id=None if asked is None else asked.call.id,

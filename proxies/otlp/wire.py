@@ -188,16 +188,16 @@ class _AnyValue(_Read):
             return [value.plain() for value in self.array_value.values]
         if self.kvlist_value is not None:
             return _plain(self.kvlist_value.values)
-        found = (self.bool_value, self.int_value, self.double_value, self.bytes_value)
-        given = (
+        other_scalars = (self.bool_value, self.int_value, self.double_value, self.bytes_value)
+        scalar = (
             self.string_value
             if self.string_value is not None
-            else next((value for value in found if value is not None), None)
+            else next((value for value in other_scalars if value is not None), None)
         )
         # The store keeps JSON in PostgreSQL, which takes neither NaN and infinities nor NUL characters.
-        if isinstance(given, float) and not math.isfinite(given):
-            return str(given)
-        return given.replace("\0", "\ufffd") if isinstance(given, str) else given
+        if isinstance(scalar, float) and not math.isfinite(scalar):
+            return str(scalar)
+        return scalar.replace("\0", "\ufffd") if isinstance(scalar, str) else scalar
 
 
 class _Pair(_Read):
@@ -362,5 +362,5 @@ def _varint(number: int) -> bytes:
 
 
 def _first(error: ValidationError) -> str:
-    found = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
+    first_error = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first_error['loc']))}: {first_error['msg']}"

@@ -99,9 +99,9 @@ class HermesParser:
 
     def feed(self, ids: Sequence[int]) -> list[ParsedDelta]:
         """The deltas that these tokens complete."""
-        said = [token for token in ids if token not in self._stop]
-        self._ids += said
-        self._read(self._detokenizer.feed(said))
+        text_ids = [token for token in ids if token not in self._stop]
+        self._ids += text_ids
+        self._read(self._detokenizer.feed(text_ids))
         return self._take()
 
     def flush(self) -> list[ParsedDelta]:
@@ -150,21 +150,21 @@ class HermesParser:
         if self._state is _State.CALL:
             return self._step_call(searched)
         tags = (_THINK_END,) if self._state is _State.THINK else self._tags
-        found = (
+        tag_match = (
             self._any_tag.search(self._pending)
             if self._state is _State.TEXT
             else re.search(_THINK_END, self._pending)
         )
-        end = found.start() if found else len(self._pending) - _overlap(self._pending, tags)
+        end = tag_match.start() if tag_match else len(self._pending) - _overlap(self._pending, tags)
         before = self._pending[:end]
-        self._pending = self._pending[found.end() if found else end :]
+        self._pending = self._pending[tag_match.end() if tag_match else end :]
         if self._state is _State.THINK:
             self._reason(before)
         else:
             self._say(before)
-        if found:
-            self._enter(found.group())
-        return found is not None
+        if tag_match:
+            self._enter(tag_match.group())
+        return tag_match is not None
 
     def _step_call(self, searched: int) -> bool:
         end = self._pending.find(_CALL_END, searched)
@@ -229,11 +229,11 @@ class HermesParser:
         if not self._solid:
             text = text.lstrip("\n")
             self._solid = bool(text)
-        said = text.rstrip("\n")
-        self._held = text[len(said) :]
-        if said:
-            self._reasoning.append(said)
-            self._deltas.append(ReasoningDelta(said))
+        reasoning = text.rstrip("\n")
+        self._held = text[len(reasoning) :]
+        if reasoning:
+            self._reasoning.append(reasoning)
+            self._deltas.append(ReasoningDelta(reasoning))
 
 
 def read_call(body: str, call_id: str) -> ToolCall | None:

@@ -111,17 +111,17 @@ class FamilyRenderer(TemplateRenderer):
         begun = _rfind(ids, self._opening)
         if not ids or ids[-1] not in self.stop_token_ids or begun is None or self._quotes(new_messages):
             return super().extend(ids, new_messages, tools)
-        given = list(ids)
+        previous_ids = list(ids)
         bridged = self.family.bridge_to_next_turn(
-            given[:begun],
-            given[begun:],
+            previous_ids[:begun],
+            previous_ids[begun:],
             [message.to_template() for message in new_messages],
             tools=[tool.to_template() for tool in tools] or None,
         )
         # Sampled tokens must stay as they are: a bridge that rewrites any of them is not used.
-        if bridged is None or list(bridged.token_ids[: len(given)]) != given:
+        if bridged is None or list(bridged.token_ids[: len(previous_ids)]) != previous_ids:
             return super().extend(ids, new_messages, tools)
-        return list(bridged.token_ids[len(given) :])
+        return list(bridged.token_ids[len(previous_ids) :])
 
     def follow(self, name: str) -> bool:
         """Adopt a family's code. Returns False if it does not agree with the template."""
@@ -148,16 +148,16 @@ class FamilyRenderer(TemplateRenderer):
         return agrees
 
     def _agrees(self, family: Family, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> bool:
-        given = [message.to_template() for message in messages]
+        template_messages = [message.to_template() for message in messages]
         offered = [tool.to_template() for tool in tools]
-        return family.render_ids(given, tools=offered or None, add_generation_prompt=True) == self.render(
-            messages, tools
-        )
+        return family.render_ids(
+            template_messages, tools=offered or None, add_generation_prompt=True
+        ) == self.render(messages, tools)
 
     def _quotes(self, messages: Sequence[Message]) -> bool:
         """Whether messages quote control tokens, which the package would take for real ones."""
-        given = [message.to_template() for message in messages]
-        return self._literals.mark(given) != given
+        template_messages = [message.to_template() for message in messages]
+        return self._literals.mark(template_messages) != template_messages
 
 
 class AutoRenderer:
@@ -192,8 +192,8 @@ class _Adapter:
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
-        given = [ids] if isinstance(ids, int) else list(ids)
-        return str(self._tokenizer.decode(given, skip_special_tokens=skip_special_tokens))
+        token_ids = [ids] if isinstance(ids, int) else list(ids)
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
         if isinstance(tokens, str):

@@ -203,8 +203,8 @@ class TemplateRenderer:
             whole = self._marked([*before, answer], (), generate=False)
         except (TemplateError, TypeError, ValueError):
             return None
-        said, found, _ = whole.removeprefix(prompt).rpartition(end)
-        return self._literals.encode(said + end) if found and whole.startswith(prompt) else None
+        turn_text, separator, _ = whole.removeprefix(prompt).rpartition(end)
+        return self._literals.encode(turn_text + end) if separator and whole.startswith(prompt) else None
 
     def text(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, generate: bool = True
@@ -237,11 +237,11 @@ class TemplateRenderer:
 
         Without marks if they would change what the template writes.
         """
-        given = [message.to_template() for message in messages]
+        template_messages = [message.to_template() for message in messages]
         offered = [tool.to_template() for tool in tools]
-        plain = self._fill(given, offered, generate)
-        marked = (self._literals.mark(given), self._literals.mark(offered))
-        if marked == (given, offered):
+        plain = self._fill(template_messages, offered, generate)
+        marked = (self._literals.mark(template_messages), self._literals.mark(offered))
+        if marked == (template_messages, offered):
             return plain
         # Templates may inspect texts, e.g. split at `</think>`: then marks lead to another prompt.
         text = self._fill(*marked, generate)

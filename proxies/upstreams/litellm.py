@@ -77,7 +77,7 @@ class LitellmUpstream:
         """
         sampling = call.sampling
         request = call.request
-        given = {
+        optional_arguments = {
             "temperature": None if sampling.temperature == 1.0 else sampling.temperature,
             "top_p": None if sampling.top_p == 1.0 else sampling.top_p,
             "top_k": sampling.top_k or None,
@@ -93,7 +93,7 @@ class LitellmUpstream:
             "messages": [_message(message) for message in request.messages],
             "max_tokens": sampling.max_tokens,
             "drop_params": True,
-            **{name: value for name, value in given.items() if value is not None},
+            **{name: value for name, value in optional_arguments.items() if value is not None},
             **self._options,
         }
 
@@ -152,14 +152,14 @@ def _read(reply: Any) -> TextAnswer:
     choices = json.loads(body).get("choices") or []
     if not choices:
         raise UpstreamError(f"The outside model gave no answer: {body[:500]}")
-    said = choices[0]["message"]
+    message_fields = choices[0]["message"]
     finish = choices[0].get("finish_reason")
     calls = tuple(
         ToolCall(call.get("id") or "", call["function"]["name"], call["function"]["arguments"] or "{}")
-        for call in said.get("tool_calls") or ()
+        for call in message_fields.get("tool_calls") or ()
     )
-    reasoning = said.get("reasoning_content") or ""
-    message = Message("assistant", said.get("content") or "", reasoning=reasoning, tool_calls=calls)
+    reasoning = message_fields.get("reasoning_content") or ""
+    message = Message("assistant", message_fields.get("content") or "", reasoning=reasoning, tool_calls=calls)
     return TextAnswer(message, finish_reason="length" if finish == "length" else "stop", body=body.encode())
 
 
@@ -170,8 +170,8 @@ def _refusal(error: Exception, call: TextCall) -> UpstreamError:
     kinds = {kind.__name__ for one in _chain(error) for kind in type(one).__mro__}
     text = f"The outside model refused: {error}"
     if "ContextWindowExceededError" in kinds:
-        found = _COUNTS.search(str(error))
-        most = int((found[1] or found[2]).replace(",", "")) if found else None
+        counts_match = _COUNTS.search(str(error))
+        most = int((counts_match[1] or counts_match[2]).replace(",", "")) if counts_match else None
         tokens = None if most is None else max(len(call.prompt), most + 1)
         detail = f"prompt is too long for the outside model: {error}"  # harnesses look for these words
         return TextRefusal(Problem("overflow", detail, tokens=tokens, max_tokens=most))
@@ -190,11 +190,11 @@ def _refusal(error: Exception, call: TextCall) -> UpstreamError:
 
 def _chain(error: BaseException | None) -> list[BaseException]:
     """An error and the errors that caused it."""
-    found: list[BaseException] = []
-    while error is not None and error not in found:
-        found.append(error)
+    errors: list[BaseException] = []
+    while error is not None and error not in errors:
+        errors.append(error)
         error = error.__cause__ or error.__context__
-    return found
+    return errors
 
 
 def _retry_after(error: Exception) -> float:

@@ -56,12 +56,12 @@ class ParkedUpstream:
 
     def waiting(self, session_id: str) -> list[TextCall]:
         """The session's calls that wait for an answer, oldest first."""
-        found = [
+        calls = [
             call
             for call, answer in self._waiting.values()
             if call.session_id == session_id and not answer.done()
         ]
-        return sorted(found, key=lambda call: call.ordinal)
+        return sorted(calls, key=lambda call: call.ordinal)
 
     def answer(self, session_id: str, call_id: str, answer: TextAnswer) -> bool:
         """Answer a call. Returns whether there is such a call; answering it again changes nothing.
@@ -69,12 +69,16 @@ class ParkedUpstream:
         Raises `UpstreamError` for an answer that cannot be written in the policy's language; the call keeps
         waiting.
         """
-        found = self._waiting.get(call_id)
-        if found is None or found[0].session_id != session_id or found[1].done():
+        call_and_future = self._waiting.get(call_id)
+        if (
+            call_and_future is None
+            or call_and_future[0].session_id != session_id
+            or call_and_future[1].done()
+        ):
             return call_id in self._answered
         # Tokenised here to find out whether it can be: the caller gets the error and can answer again.
-        answer.ids(found[0].language)
-        found[1].set_result(answer)
+        answer.ids(call_and_future[0].language)
+        call_and_future[1].set_result(answer)
         self._answered.append(call_id)
         return True
 

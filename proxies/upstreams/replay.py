@@ -31,15 +31,15 @@ class ReplayUpstream:
         if call.session_id not in self._playing:
             self._playing[call.session_id] = asyncio.create_task(asyncio.to_thread(self._load, call.replay))
         playback = await asyncio.shield(self._playing[call.session_id])
-        found = playback.answer(request_of(call.request))
-        if isinstance(found, ReplayDivergence):
-            raise TextRefusal(Problem("limit", str(found)))
-        logprobs = None if found.logprobs is None else tuple(found.logprobs)
+        turn = playback.answer(request_of(call.request))
+        if isinstance(turn, ReplayDivergence):
+            raise TextRefusal(Problem("limit", str(turn)))
+        logprobs = None if turn.logprobs is None else tuple(turn.logprobs)
         return TextAnswer(
-            tuple(found.ids),
+            tuple(turn.ids),
             logprobs,
-            finish_reason="stop" if found.finish_reason == "stop" else "length",
-            versions=tuple(found.versions),
+            finish_reason="stop" if turn.finish_reason == "stop" else "length",
+            versions=tuple(turn.versions),
         )
 
     async def healthy(self) -> bool:
@@ -53,6 +53,6 @@ class ReplayUpstream:
 def request_of(request: ModelRequest) -> Request:
     """A request as replays compare it; a raw prompt is one message."""
     if request.prompt is None:
-        return Request(request.said, request.tools)
+        return Request(request.as_sent, request.tools)
     text = request.prompt if isinstance(request.prompt, str) else str(list(request.prompt))
     return Request((Message("user", text),))

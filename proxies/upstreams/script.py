@@ -57,10 +57,10 @@ class ScriptedAnswer(Config):
 
     def message(self) -> Message:
         """The answer as a message."""
-        found = [*([] if self.tool_call is None else [self.tool_call]), *self.tool_calls]
+        scripted_calls = [*([] if self.tool_call is None else [self.tool_call]), *self.tool_calls]
         calls = tuple(
             ToolCall(f"call_{index}", call.name, json.dumps(call.arguments, ensure_ascii=False))
-            for index, call in enumerate(found)
+            for index, call in enumerate(scripted_calls)
         )
         return Message("assistant", self.text, reasoning=self.reasoning, tool_calls=calls)
 

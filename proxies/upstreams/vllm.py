@@ -101,13 +101,13 @@ class VllmUpstream:
 
         Raises `UpstreamLost` if the worker is gone or silent, `UpstreamError` if it refuses.
         """
-        given = orjson.dumps(np.asarray(prompt, dtype=np.int32), option=orjson.OPT_SERIALIZE_NUMPY)
+        prompt_json = orjson.dumps(np.asarray(prompt, dtype=np.int32), option=orjson.OPT_SERIALIZE_NUMPY)
         version = self.version
         async with self._client.request(
-            "POST", "/v1/completions", _request(given, sampling, salt)
+            "POST", "/v1/completions", _request(prompt_json, sampling, salt)
         ) as response:
             await _check(response)
-            async with aclosing(_events(response, given)) as batches:
+            async with aclosing(_events(response, prompt_json)) as batches:
                 # The finish reason comes before the usage: the last chunk is held until it has both.
                 held: TokenChunk | None = None
                 async for events in batches:

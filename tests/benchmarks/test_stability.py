@@ -257,12 +257,12 @@ def test_figures_compare_methods_at_the_same_lag_seed_by_seed():
 
 def test_what_is_told_of_a_run_holds_all_that_changes_it():
     toy, lookup = Part("chain", CHAIN, LAGS, METHODS, 2), Part("quickstart", Lookup(), (0, 8), METHODS, 1)
-    one = toy.told(8, method("EWMA"), 0)
+    one = toy.to_dict(8, method("EWMA"), 0)
     others = [
-        toy.told(1, method("EWMA"), 0), toy.told(8, method("TIS"), 0), toy.told(8, method("EWMA"), 1),
-        replace(toy, task=replace(CHAIN, lr=0.5)).told(8, method("EWMA"), 0),
-        *(replace(toy, task=other).told(8, method("EWMA"), 0) for other in TOYS if other != CHAIN),
-        lookup.told(8, method("EWMA"), 0),
+        toy.to_dict(1, method("EWMA"), 0), toy.to_dict(8, method("TIS"), 0), toy.to_dict(8, method("EWMA"), 1),
+        replace(toy, task=replace(CHAIN, lr=0.5)).to_dict(8, method("EWMA"), 0),
+        *(replace(toy, task=other).to_dict(8, method("EWMA"), 0) for other in TOYS if other != CHAIN),
+        lookup.to_dict(8, method("EWMA"), 0),
     ]  # fmt: skip
     assert one not in others
     assert one["update"]["proximal"]["window"] == 8

@@ -30,7 +30,7 @@ def test_demands_are_refused_or_put_in_words(fields: dict[str, Any]) -> None:
         constrained(request, "refuse")
     told = constrained(request, "prompt")
     assert [message.role for message in told.messages] == ["system", "user"]
-    assert told.said == request.messages
+    assert told.as_sent == request.messages
 
 
 @pytest.mark.parametrize(

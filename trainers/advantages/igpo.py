@@ -102,12 +102,12 @@ class InformationGain:
             ]
             for item in group
         ]
-        found = (
+        mean_logprobs = (
             self._score([text for text, _ in texts.values()], [tail for _, tail in texts.values()])
             if texts
             else []
         )
-        chance = dict(zip(texts, np.exp(found).tolist(), strict=True))
+        chance = dict(zip(texts, np.exp(mean_logprobs).tolist(), strict=True))
         gains = [[np.diff([chance[key] for key in keys]) for keys in each] for each in asked]
         return _permuted(gains, group) if self._shuffle else gains
 

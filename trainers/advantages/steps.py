@@ -44,12 +44,13 @@ def discounted(rewards_S: Float64Array, gamma: float) -> Float64Array:
 
 def by_call(per_branch: Iterable[Sequence[Turn]], values: Iterable[Float64Array]) -> dict[str, float]:
     """One value per call, from values of steps per branch: the mean over the call's branches."""
-    found = defaultdict[str, list[float]](list)
+    values_by_call = defaultdict[str, list[float]](list)
     for turns, own in zip(per_branch, values, strict=True):
         for turn, value in zip(turns, own, strict=True):
-            found[turn.call_id].append(float(value))
+            values_by_call[turn.call_id].append(float(value))
     return {
-        call: each[0] if len(set(each)) == 1 else float(np.mean(each)) for call, each in found.items()
+        call: each[0] if len(set(each)) == 1 else float(np.mean(each))
+        for call, each in values_by_call.items()
     }  # not rounded
 
 

@@ -61,8 +61,8 @@ class UiS1:
                     steps[step][turn.call_id] = None
         scores: dict[str, float] = {}
         for calls in steps.values():
-            found = standardised(np.array([returns[call] for call in calls]), _EPS)
-            scores |= dict(zip(calls, (self.settings.step_weight * found).tolist(), strict=True))
+            step_advantages = standardised(np.array([returns[call] for call in calls]), _EPS)
+            scores |= dict(zip(calls, (self.settings.step_weight * step_advantages).tolist(), strict=True))
         episodes = standardised(np.array([item.reward for item in group]), _EPS)
         return [
             spread(

@@ -138,7 +138,7 @@ def read_eos(folder: Path) -> frozenset[int]:
     """End-of-sequence ids of a model folder: generation_config.json, or else config.json."""
     for name in ("generation_config.json", "config.json"):
         file = folder / name
-        found = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
-        if found is not None:
-            return frozenset([found] if isinstance(found, int) else found)
+        eos_token_id = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+        if eos_token_id is not None:
+            return frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id)
     return frozenset()

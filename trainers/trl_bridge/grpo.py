@@ -175,8 +175,10 @@ class RunGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
         batch = self.rollouts.batch
-        found = output["advantages"].tolist()
-        self.advantages = {sample.rollout_id: value for sample, value in zip(batch.first, found, strict=True)}
+        advantages = output["advantages"].tolist()
+        self.advantages = {
+            sample.rollout_id: value for sample, value in zip(batch.first, advantages, strict=True)
+        }
         output = self._with_further(output, batch.further)
         return self._corrected(output)
 
@@ -221,10 +223,10 @@ class RunGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             torch.no_grad(),
             disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
         ):
-            found: Tensor = self._get_per_token_logps_and_entropies(
+            logprobs_BT: Tensor = self._get_per_token_logps_and_entropies(
                 self.model, ids_BT, mask_BT, length, size
             )[0]
-        return found
+        return logprobs_BT
 
 
 def grpo_arguments(run: TrainingRun) -> dict[str, Any]:
@@ -275,8 +277,8 @@ class _Publishing(TrainerCallback):  # type: ignore[misc]
         self.trainer.run.begin(named_weights(self.trainer.model))
 
     def on_step_end(self, *_: object, **__: object) -> None:
-        taken = self.trainer.rollouts.taken
-        assert taken is not None
+        batch = self.trainer.rollouts.taken
+        assert batch is not None
         self.trainer.run.commit(
-            named_weights(self.trainer.model), taken.trained_with(self.trainer.advantages)
+            named_weights(self.trainer.model), batch.trained_with(self.trainer.advantages)
         )

@@ -86,10 +86,10 @@ def _counterparts(best: GradedRollout, worst: GradedRollout) -> Iterator[tuple[R
         return
     left = list(worst.rows)
     for row in best.rows:
-        found = next((other for other in left if _prompt(other) == _prompt(row)), None)
-        if found is not None:
-            left = [other for other in left if other is not found]
-            yield row, found
+        counterpart = next((other for other in left if _prompt(other) == _prompt(row)), None)
+        if counterpart is not None:
+            left = [other for other in left if other is not counterpart]
+            yield row, counterpart
 
 
 def _pair(chosen: Row, rejected: Row) -> Example:
@@ -110,10 +110,10 @@ def _prompt(row: Row) -> list[int]:
 
 def _groups(rollouts: Iterable[GradedRollout]) -> list[Sequence[GradedRollout]]:
     """By group, in order of first appearance."""
-    found: dict[str, list[GradedRollout]] = {}
+    groups: dict[str, list[GradedRollout]] = {}
     for rollout in rollouts:
-        found.setdefault(rollout.group_id, []).append(rollout)
-    return list(found.values())
+        groups.setdefault(rollout.group_id, []).append(rollout)
+    return list(groups.values())
 
 
 Method = Literal["sft", "rejection", "dpo"]
@@ -152,8 +152,8 @@ def train_offline(
     `TraceError` for rollouts that several policies sampled.
     """
     known = [rollout for rollout in graded(store, rollout_ids) if rollout.rows]
-    found = examples_of(method, known, min_reward)
-    if not found:
+    examples = examples_of(method, known, min_reward)
+    if not examples:
         what = (
             "pair of rollouts of a group with different rewards and a common prompt"
             if method == "dpo"
@@ -163,11 +163,11 @@ def train_offline(
             f"None of {len(known)} rollouts with tokens and a reward is a {what} to learn from by {method}."
         )
     with replacing(out) as part, tempfile.TemporaryDirectory() as scratch:
-        trainer = make_trainer(method, policy, found, {"output_dir": scratch} | dict(settings))
+        trainer = make_trainer(method, policy, examples, {"output_dir": scratch} | dict(settings))
         done = trainer.train()
         write_model(policy, named_weights(trainer.model), part)
-    learnt = sum(_learnt(example) for example in found)
-    return OfflineTraining(out, len(known), len(found), learnt, done.global_step, done.training_loss)
+    learnt = sum(_learnt(example) for example in examples)
+    return OfflineTraining(out, len(known), len(examples), learnt, done.global_step, done.training_loss)
 
 
 def graded(store: TraceStore, rollout_ids: Iterable[str]) -> Iterable[GradedRollout]:

@@ -117,19 +117,19 @@ class RolloutWorker:
         members = {
             member.rollout_id: (member, group) for group in batch.groups for member in group.group.members
         }
-        found = []
+        samples = []
         for row, value in zip(made.rows, made.advantages, strict=True):
             member, group = members[row.rollout_id]
             version = trained_from - batch.staleness(row.versions)
-            found.append(_sample(group, row, member.reward, one_advantage(row, value), version))
-        if len(found) > self.places:
+            samples.append(_sample(group, row, member.reward, one_advantage(row, value), version))
+        if len(samples) > self.places:
             raise TrainerError(
-                f"The batch of step {batch.version.step} has {len(found)} rows, and a step of TRL takes "
-                f"{self.places} samples: raise per_device_train_batch_size, e.g. to {2 * len(found)}."
+                f"The batch of step {batch.version.step} has {len(samples)} rows, and a step of TRL takes "
+                f"{self.places} samples: raise per_device_train_batch_size, e.g. to {2 * len(samples)}."
             )
         self.trained.append(made.trained)
         self.metrics_queue.put({"reward": float(np.mean(made.rewards))})
-        self._enqueue(found or [_still(trained_from)])
+        self._enqueue(samples or [_still(trained_from)])
 
     def _enqueue(self, samples: list[RolloutSample]) -> None:
         """Give samples and what fills up the step, which is as stale as the first."""

@@ -71,9 +71,9 @@ def samples_of(groups: Sequence[LoadedGroup], size: int) -> SampledBatch:
             )
         for member, rows in places:
             reward = float(member.reward)
-            found = [sample_of(row, reward) for row in rows] or [empty_sample(member.rollout_id, reward)]
-            further += [(len(first), sample) for sample in found[1:]]
-            first.append(found[0])
+            samples = [sample_of(row, reward) for row in rows] or [empty_sample(member.rollout_id, reward)]
+            further += [(len(first), sample) for sample in samples[1:]]
+            first.append(samples[0])
         first += [empty_sample("", None)] * (size - len(places))
     return SampledBatch(tuple(first), tuple(further))
 

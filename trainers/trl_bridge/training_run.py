@@ -86,19 +86,19 @@ class TrainingRun:
         _check(self.config)
         self.options = self.config.trainer
         self.store = TraceStore.open(self.folder.store_url(), synchronous=self.config.store.synchronous)
-        found = self.store.read(lambda conn: run_of(conn, self.folder))
-        if found is None:
+        run = self.store.read(lambda conn: run_of(conn, self.folder))
+        if run is None:
             raise TrainerError(
                 f"{self.folder.root} has no run in its store; start it with `harnessgym train`."
             )
-        self.run_id = found.id
+        self.run_id = run.id
         self.policy_id = self.store.write(
-            lambda conn: policies.register(conn, found.id, self.config.policy.name)
+            lambda conn: policies.register(conn, run.id, self.config.policy.name)
         )
         self._publisher = Publisher(
-            self.folder.versions, self.store, found.id, self.policy_id, self.options.publish
+            self.folder.versions, self.store, run.id, self.policy_id, self.options.publish
         )
-        self._collector = BatchCollector(self.store, found.id, self.config)
+        self._collector = BatchCollector(self.store, run.id, self.config)
         self._pending: list[TakenBatch] = []
         self._lock = threading.Lock()
         self._began = time.perf_counter()
@@ -236,31 +236,31 @@ class TrainingRun:
         with self._lock:
             if not self._pending:
                 raise TrainerError("Weights were given and no batch was taken: one version is one batch.")
-            taken = self._pending[0]
+            batch = self._pending[0]
         broken = next((name for name, tensor in weights.items() if not tensor.isfinite().all()), None)
         if broken:
             raise TrainerError(
-                f"Tensor {broken} is not finite after step {taken.version.step}: nothing was published. "
+                f"Tensor {broken} is not finite after step {batch.version.step}: nothing was published. "
                 "Check lr and loss."
             )
-        number = taken.version.version
-        made = self._publisher.publish(number, taken.parent, weights, taken.version.step)
+        number = batch.version.version
+        made = self._publisher.publish(number, batch.parent, weights, batch.version.step)
         version = replace(
-            taken.version,
+            batch.version,
             kind=made.kind,
             path=str(version_path(self.folder.versions, number)),
             checksum=made.checksum,
             bytes=made.bytes,
         )
-        excluded = tuple(tokens for group in taken.groups for tokens in group.excluded)
+        excluded = tuple(tokens for group in batch.groups for tokens in group.excluded)
         record = StepRecord(
-            version, tuple(group.group.id for group in taken.groups), tuple(trained), excluded
+            version, tuple(group.group.id for group in batch.groups), tuple(trained), excluded
         )
         self.store.write(lambda conn: commit_step(conn, self.policy_id, record))
         with self._lock:
             self._pending.pop(0)
         self._publisher.collect()
-        self._log(taken, trained)
+        self._log(batch, trained)
         return number
 
     def _log(self, taken: TakenBatch, trained: Sequence[TrainedRollout]) -> None:
@@ -298,7 +298,7 @@ def _check(config: RunConfig) -> None:
         "replay.reuse": config.replay.reuse > 0,
         "replay.success_pool": config.replay.success_pool > 0,
     }
-    wrong = next((name for name, given in refused.items() if given), None)
+    wrong = next((name for name, is_set in refused.items() if is_set), None)
     if wrong:
         raise TrainerError(f"{wrong} is only supported by HarnessGym's trainers, not by TRL: leave it out.")
     if config.policies:

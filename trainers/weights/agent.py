@@ -98,8 +98,8 @@ def read_newest(
     store: TraceStore, policy_id: str, mirror: MirrorSettings | None = None
 ) -> tuple[PolicyVersion, dict[str, Tensor]] | None:
     """The newest committed version and its verified weights; None if there is none. See `read_verified`."""
-    found = store.read(lambda conn: policies.latest(conn, policy_id))
-    return None if found is None else read_verified(found, mirror=mirror)
+    version = store.read(lambda conn: policies.latest(conn, policy_id))
+    return None if version is None else read_verified(version, mirror=mirror)
 
 
 def read_verified(

@@ -128,8 +128,8 @@ def version_path(root: Path, version: int) -> Path:
 
 def version_numbers(root: Path) -> list[int]:
     """Numbers of all version directories, in order."""
-    found = (_DIRECTORY.fullmatch(path.name) for path in root.glob("v*"))
-    return sorted(int(match[1]) for match in found if match)
+    matches = (_DIRECTORY.fullmatch(path.name) for path in root.glob("v*"))
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def newest_version(root: Path) -> int:

@@ -100,14 +100,14 @@ def _set(
     from harnessgym.store import freezing
 
     with opened(source) as store:
-        found = _chosen(store, named, wanted, frozen=frozen)
+        rollout_ids = _chosen(store, named, wanted, frozen=frozen)
         change = freezing.freeze if frozen else freezing.thaw
-        changed = store.write(lambda conn: change(conn, found))
+        changed = store.write(lambda conn: change(conn, rollout_ids))
     if as_json:
-        print_json({"rollouts": found, "changed": changed})
+        print_json({"rollouts": rollout_ids, "changed": changed})
     else:
         done = "frozen" if frozen else "thawed"
-        others = len(found) - changed
+        others = len(rollout_ids) - changed
         already = f", {others:,} {'were so already' if frozen else 'were not frozen'}" if others else ""
         console().print(f"{changed:,} rollouts {done}{already}.")
 

@@ -26,12 +26,12 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 
 def seconds_of(age: str) -> float:
     """Parse an age such as `30d` to seconds. Raises `ConfigError` if it is not one."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", age.strip())
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", age.strip())
+    if match is None:
         raise ConfigError(
             f"{age!r} is no age: write a number and s, m, h, d or w (seconds to weeks), e.g. 30d or 12h."
         )
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 _EPILOG = """Removes rollouts that ended long enough ago, with all their rows: calls, tokens, bodies, events,

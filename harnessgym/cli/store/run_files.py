@@ -101,5 +101,5 @@ def _print(moved: "Moved", where: str, as_json: bool) -> None:
         return
     calls = moved.rows.get("calls", 0)
     size = decimal(moved.bytes)
-    said = f"{where}: run {moved.run_id}, {moved.rollouts:,} rollouts, {calls:,} calls; file of {size}."
-    console().print(said, markup=False)
+    summary = f"{where}: run {moved.run_id}, {moved.rollouts:,} rollouts, {calls:,} calls; file of {size}."
+    console().print(summary, markup=False)

@@ -53,7 +53,7 @@ class CheckProgress:
         """Draw the progress."""
         from rich.markup import escape
 
-        facts = said(progress)
+        facts = progress_line(progress)
         # Rich would read brackets in a task's id as markup.
         doing = escape(progress.doing[: max(20, self._console.width - 80)])
         self._bar.update(
@@ -64,7 +64,7 @@ class CheckProgress:
             self._console.print(facts, markup=False)
 
 
-def said(progress: "Progress") -> str:
+def progress_line(progress: "Progress") -> str:
     """The progress of a check in one line."""
     eta = "" if progress.eta_s is None else f", {_time(progress.eta_s)} left"
     runs = f"{progress.done:,}/{progress.runs:,} runs"
@@ -137,16 +137,16 @@ def register(app: typer.Typer) -> None:
         from harnessgym.validation.task_check import CheckPlan
 
         tried = {"none": (), "quick": catalogue.QUICK, "all": tuple(catalogue.CHEATS.values())}[cheats]
-        found = task_set(spec)
-        book = Baseline(baseline_path(found))
+        whole_set = task_set(spec)
+        book = Baseline(baseline_path(whole_set))
         wanted = CheckPlan(sandbox, repeats, tried, again=again)
-        checked = _run(chosen(found, only, limit), book, wanted, jobs or os.cpu_count() or 1)
-        left_out = [] if only or limit else list(problems_of(found))
+        checked = _run(chosen(whole_set, only, limit), book, wanted, jobs or os.cpu_count() or 1)
+        left_out = [] if only or limit else list(problems_of(whole_set))
         ok = _fine(checked) and not left_out
         if as_json:
-            print_json(_as_json(checked, book.path, problems=list(problems_of(found)), ok=ok))
+            print_json(_as_json(checked, book.path, problems=list(problems_of(whole_set)), ok=ok))
         else:
-            _print(checked, found, book.path)
+            _print(checked, whole_set, book.path)
         if not ok:
             raise typer.Exit(1)
 
@@ -230,9 +230,10 @@ def _print(checked: "Sequence[CheckedTask]", found: "TaskSet", path: Path) -> No
             out.print(f"{each.task}: {why}", markup=False, soft_wrap=True)
     counts = Counter(each.state for each in checked)
     runs = [outcome for each in checked if each.entry is not None for outcome in each.entry.gold]
-    said = ", ".join(f"{count} {state}" for state, count in counts.most_common()) or "no tasks"
+    state_counts = ", ".join(f"{count} {state}" for state, count in counts.most_common()) or "no tasks"
     out.print(
-        f"{said}. Solutions were rewarded in {sum(run == 1.0 for run in runs)} of {len(runs)} runs. {path}",
+        f"{state_counts}. Solutions were rewarded in {sum(run == 1.0 for run in runs)} of {len(runs)} runs. "
+        f"{path}",
         soft_wrap=True,
     )
     say_remarks(found)

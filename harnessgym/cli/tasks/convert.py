@@ -46,16 +46,16 @@ def register(app: typer.Typer) -> None:
         from harnessgym.tasks.writing import convert, task_writer
 
         writer = task_writer(to)
-        found = task_set(spec)
-        written = list(convert(chosen(found, only, limit), writer, out, add=add))
+        whole_set = task_set(spec)
+        written = list(convert(chosen(whole_set, only, limit), writer, out, add=add))
         done = [each for each in written if not each.refused]
         refused = [each for each in written if each.refused]
         if as_json:
-            told = [
+            rows = [
                 {"task": each.task, "folder": str(each.folder), "notes": list(each.notes)} for each in done
             ]
             print_json(
-                {"written": told, "refused": [{"task": each.task, "why": each.refused} for each in refused]}
+                {"written": rows, "refused": [{"task": each.task, "why": each.refused} for each in refused]}
             )
         else:
             for each in done:
@@ -66,6 +66,6 @@ def register(app: typer.Typer) -> None:
             console().print(
                 f"{out}: {len(done)} of {len(written)} tasks written in the format {to}.", markup=False
             )
-            say_remarks(found)
+            say_remarks(whole_set)
         if refused or not done:
             raise typer.Exit(1)

@@ -48,12 +48,12 @@ def register(app: typer.Typer) -> None:
         chosen = named(all_tasks(task_set(spec)), task)
         grade, opinion = asyncio.run(_asked(chosen, folder, sandbox))
         if as_json:
-            found: dict[str, Any] = {
+            grade_fields: dict[str, Any] = {
                 "task": chosen.id,
                 "reward": grade.rewards["reward"],
                 "tampered": grade.tampered,
             }
-            print_json({**found, "second_opinion": opinion.told()})
+            print_json({**grade_fields, "second_opinion": opinion.to_dict()})
         else:
             _print(grade, opinion)
         if opinion.agrees is not True:
@@ -67,7 +67,7 @@ async def _asked(task: "Task", folder: Path, sandbox: str) -> "tuple[Grade, Opin
     from harnessgym.cli.tasks.check import backend
     from harnessgym.grading.cheats.scripted_agent import ScriptedAgent
     from harnessgym.grading.differential.differential_test import opinion_on
-    from harnessgym.grading.grade import taken, verdict
+    from harnessgym.grading.grade import collected_artifacts, verdict
     from harnessgym.grading.upload import lay
     from harnessgym.sandbox import needs, require
 
@@ -78,7 +78,7 @@ async def _asked(task: "Task", folder: Path, sandbox: str) -> "tuple[Grade, Opin
             fresh = stand_in.fresh(task)
             async with stand_in.furnished(task) as place:
                 await lay(folder, place)
-                async with taken(task, place) as evidence:
+                async with collected_artifacts(task, place) as evidence:
                     grade = await verdict(task, evidence, place if task.verifier == "shared" else None, fresh)
                     return grade, await opinion_on(task, evidence.folder, fresh)
 
@@ -107,8 +107,8 @@ def _print(grade: "Grade", opinion: "Opinion") -> None:
             f"({difference.kind})"
         )
     if opinion.suite is not None:
-        told = opinion.suite.told()
-        failed = ", ".join(told["failed"]) or "none"
-        say(f"  the developers' tests: {told['verdict']}, {told['passed']} passed; failed: {failed}")
+        report = opinion.suite.to_dict()
+        failed = ", ".join(report["failed"]) or "none"
+        say(f"  the developers' tests: {report['verdict']}, {report['passed']} passed; failed: {failed}")
     for place, why in opinion.left_out.items():
         say(f"  left out: {place}: {why}")

@@ -57,9 +57,9 @@ def register(app: typer.Typer) -> None:
         from harnessgym.tasks.source import all_tasks, named, task_set
         from harnessgym.validation.baseline import Baseline, baseline_path
 
-        found = task_set(spec)
-        chosen = named(all_tasks(found), task)
-        entry = Baseline(baseline_path(found)).of(chosen)
+        whole_set = task_set(spec)
+        chosen = named(all_tasks(whole_set), task)
+        entry = Baseline(baseline_path(whole_set)).of(chosen)
         if as_json:
             payload = payload_of(chosen)
             if not gold:
@@ -159,8 +159,8 @@ def _judged(task: "Task", entry: "BaselineEntry | None") -> Iterator[Line]:
             yield key, _text(value)
     yield "solution", "there is one (--gold shows it)" if has_gold(task) else "none"
     yield "baseline", "unchecked" if entry is None else entry.state
-    for said in () if entry is None else entry.problems.values():
-        yield "", said
+    for problem in () if entry is None else entry.problems.values():
+        yield "", problem
 
 
 def _solutions(task: "Task") -> Iterator[Line]:

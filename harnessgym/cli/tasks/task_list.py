@@ -83,8 +83,8 @@ def _set(name: str) -> dict[str, Any]:
         "problem": "",
     }
     try:
-        found = task_set(name)
-        return row | {"train": len(found.tasks("train")), "test": len(found.tasks("test"))}
+        whole_set = task_set(name)
+        return row | {"train": len(whole_set.tasks("train")), "test": len(whole_set.tasks("test"))}
     except HarnessGymError as error:
         return row | {"problem": " ".join(str(error).split())}
 
@@ -109,16 +109,16 @@ def _print_tasks(spec: str, as_json: bool) -> None:
     from harnessgym.tasks.source import all_tasks, notes_of, problems_of, task_set
     from harnessgym.validation.baseline import Baseline, baseline_path
 
-    found = task_set(spec)
-    book = Baseline(baseline_path(found))
-    rows = [_task(task, book) for task in all_tasks(found)]
+    whole_set = task_set(spec)
+    book = Baseline(baseline_path(whole_set))
+    rows = [_task(task, book) for task in all_tasks(whole_set)]
     if as_json:
         print_json(
             {
-                "set": found.name,
+                "set": whole_set.name,
                 "tasks": rows,
-                "problems": list(problems_of(found)),
-                "notes": list(notes_of(found)),
+                "problems": list(problems_of(whole_set)),
+                "notes": list(notes_of(whole_set)),
             }
         )
         return
@@ -130,7 +130,7 @@ def _print_tasks(spec: str, as_json: bool) -> None:
             row["id"], row["split"], row["image"] or "", row["judge"], _limits(row["limits"]), state
         )
     out.print(table)
-    say_remarks(found, every=True)
+    say_remarks(whole_set, every=True)
 
 
 def _task(task: "Task", book: "Baseline") -> dict[str, Any]:

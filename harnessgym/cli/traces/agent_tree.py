@@ -131,11 +131,11 @@ class _Drawing:
 
 
 def _attributes(event: GraphEvent) -> str:
-    said = (
+    pairs = (
         f"{name}={value if isinstance(value, str) else canonical_json(value)}"
         for name, value in event.attributes.items()
     )
-    return one_line(" ".join(said), 120)
+    return one_line(" ".join(pairs), 120)
 
 
 def _started(item: AgentBranches) -> str | None:

@@ -124,8 +124,8 @@ _HEADS = (
 
 def print_calls(source: str, rollout: str, as_json: bool) -> None:
     """Print the calls of one rollout."""
-    with traced(source, rollout) as found:
-        graph = found.graph
+    with traced(source, rollout) as traced_rollout:
+        graph = traced_rollout.graph
     labels = AgentLabels(graph.agents, graph.rollout.harness)
     numbers = {name: at for at, name in enumerate(graph.calls)}
     if as_json:

@@ -25,15 +25,15 @@ def print_conversation(
     source: str, rollout: str, policy: Sequence[str] | None, *, full: bool, as_json: bool
 ) -> None:
     """Print one rollout."""
-    with traced(source, rollout, policy) as found:
-        numbers = {exchange.call.id: at for at, exchange in enumerate(found.transcript.exchanges)}
-        labels = AgentLabels(found.transcript.agents, found.facts.harness)
+    with traced(source, rollout, policy) as traced_rollout:
+        numbers = {exchange.call.id: at for at, exchange in enumerate(traced_rollout.transcript.exchanges)}
+        labels = AgentLabels(traced_rollout.transcript.agents, traced_rollout.facts.harness)
         if as_json:
-            print_json(_json(found, numbers, labels))
+            print_json(_json(traced_rollout, numbers, labels))
             return
         out = console()
-        out.print(_head(found))
-        for exchange in found.transcript.exchanges:
+        out.print(_head(traced_rollout))
+        for exchange in traced_rollout.transcript.exchanges:
             _Printer(out, numbers, labels, full).exchange(exchange)
 
 

@@ -52,13 +52,13 @@ def _differ(source: str, a: str, b: str, policy: list[str] | None, as_json: bool
     with opened(source) as store:
         languages = Languages.of(policy)
         one, other = (TracedRollout(store, find(store, name), languages) for name in (a, b))
-        found = compare_rollouts(one, other)
-        differ = not all(item.same for item in found)
+        branches = compare_rollouts(one, other)
+        differ = not all(item.same for item in branches)
         if as_json:
-            print_json({"a": one.id, "b": other.id, "same": not differ, "branches": found})
+            print_json({"a": one.id, "b": other.id, "same": not differ, "branches": branches})
         else:
             out = console()
-            for item in found:
+            for item in branches:
                 out.print(_branch(item), soft_wrap=True)
             if not differ:
                 out.print("[green]They say the same, token for token.[/green]")
@@ -88,9 +88,9 @@ def _branch(item: "BranchDifference") -> "Text":
         out.append("\n  every message the same", style="green")
     if item.token is not None:
         token = item.token
-        said = " | ".join("given" if call is None else f"sampled by #{call}" for call in token.calls)
+        origins = " | ".join("given" if call is None else f"sampled by #{call}" for call in token.calls)
         lengths = " | ".join(f"{length:,}" for length in token.lengths)
-        out.append(f"\n  token {token.position:,} of {lengths} ({said})", style="yellow")
+        out.append(f"\n  token {token.position:,} of {lengths} ({origins})", style="yellow")
         out.append(f"\n    … {token.before!r}", style="dim")
         for sign, ident, text, style in zip("-+", token.ids, token.texts, ("red", "green"), strict=True):
             out.append(f"\n    {sign} {'the end' if ident is None else f'{ident} {text!r}'}", style=style)

@@ -99,5 +99,5 @@ def register(app: typer.Typer) -> None:
 
 def _counted(rollouts: list[str], bars: "Progress") -> Iterator[str]:
     """Yield the items and show a progress bar."""
-    found: Iterable[str] = bars.track(rollouts, description="rollouts")
-    yield from found
+    rollout_ids: Iterable[str] = bars.track(rollouts, description="rollouts")
+    yield from rollout_ids

@@ -39,9 +39,9 @@ def selected(
     if rollouts:
         return list(dict.fromkeys(find(store, name) for name in rollouts))
     asked = of_known_run(store, wanted or RolloutFilter())
-    found = store.read(lambda conn: newest_rollouts(conn, -1, asked))
+    rows = store.read(lambda conn: newest_rollouts(conn, -1, asked))
     # The store lists the newest first.
-    return [row.id for row in reversed(found)]
+    return [row.id for row in reversed(rows)]
 
 
 def of_known_run(store: "TraceStore", wanted: "RolloutFilter") -> "RolloutFilter":
@@ -50,5 +50,9 @@ def of_known_run(store: "TraceStore", wanted: "RolloutFilter") -> "RolloutFilter
 
     from harnessgym.store.run_file import run_of
 
-    given = wanted.run_id
-    return wanted if given is None else replace(wanted, run_id=store.read(lambda conn: run_of(conn, given)))
+    run_prefix = wanted.run_id
+    return (
+        wanted
+        if run_prefix is None
+        else replace(wanted, run_id=store.read(lambda conn: run_of(conn, run_prefix)))
+    )

@@ -71,8 +71,8 @@ def print_newest(source: str, limit: int, as_json: bool, wanted: "RolloutFilter 
 
     with opened(source) as store:
         asked = of_known_run(store, wanted or RolloutFilter())
-        found = store.read(lambda conn: newest_rollouts(conn, limit + 1, asked))
-    shown = found[:limit]
+        rows = store.read(lambda conn: newest_rollouts(conn, limit + 1, asked))
+    shown = rows[:limit]
     if as_json:
         print_json(shown)
     else:
@@ -84,5 +84,5 @@ def print_newest(source: str, limit: int, as_json: bool, wanted: "RolloutFilter 
             numbers = (reward, f"{row.calls:,}", f"{row.tokens:,}")
             table.add_row(row.id, place, row.harness, str(row.attempt), ended, row.verdict or "", *numbers)
         console().print(table)
-    if len(found) > limit:
+    if len(rows) > limit:
         notes().print(f"The newest {limit:,}; there are more: --limit N.")

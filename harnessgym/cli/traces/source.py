@@ -104,16 +104,16 @@ def find(store: "TraceStore", rollout: str) -> str:
     from harnessgym.store.listing import newest_rollouts, rollouts_beginning
 
     if rollout == _LATEST:
-        found = [row.id for row in store.read(lambda conn: newest_rollouts(conn, 1))]
+        rollout_ids = [row.id for row in store.read(lambda conn: newest_rollouts(conn, 1))]
     else:
-        found = store.read(lambda conn: rollouts_beginning(conn, rollout))
-    if len(found) == 1:
-        return found[0]
+        rollout_ids = store.read(lambda conn: rollouts_beginning(conn, rollout))
+    if len(rollout_ids) == 1:
+        return rollout_ids[0]
     if rollout == _LATEST:
         raise StoreError("The store has no rollout yet.")
-    if not found:
+    if not rollout_ids:
         raise StoreError(f"No rollout begins with {rollout!r}. `harnessgym traces list SOURCE` lists them.")
     raise StoreError(
-        f"More than one rollout begins with {rollout!r}, e.g. {found[0]} and {found[1]}. "
+        f"More than one rollout begins with {rollout!r}, e.g. {rollout_ids[0]} and {rollout_ids[1]}. "
         "Give more of it; `harnessgym traces list SOURCE` lists them."
     )

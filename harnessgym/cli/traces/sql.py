@@ -56,14 +56,14 @@ def _print_answer(source: str, query: str, limit: int, csv: bool, as_json: bool)
     from harnessgym.cli.traces.source import store_url
     from harnessgym.store.plain_sql import ask
 
-    found = ask(store_url(source), query, limit)
+    answer = ask(store_url(source), query, limit)
     if as_json:
-        print_json([dict(zip(found.columns, row, strict=True)) for row in found.rows])
+        print_json([dict(zip(answer.columns, row, strict=True)) for row in answer.rows])
     elif csv:
-        _print_csv(found)
+        _print_csv(answer)
     else:
-        _print_table(found)
-    if found.more:
+        _print_table(answer)
+    if answer.more:
         notes().print(f"The first {limit:,} rows; there are more: --limit N.")
 
 
@@ -108,17 +108,17 @@ def _print_schema(source: str, as_json: bool) -> None:
     from harnessgym.store.plain_sql import relations
 
     with opened(source) as store:
-        found = store.read(relations)
+        schema = store.read(relations)
     if as_json:
-        columns = [[{"name": name, "type": kind} for name, kind in item.columns] for item in found]
+        columns = [[{"name": name, "type": kind} for name, kind in item.columns] for item in schema]
         print_json(
             [
                 {"name": item.name, "kind": item.kind, "columns": made}
-                for item, made in zip(found, columns, strict=True)
+                for item, made in zip(schema, columns, strict=True)
             ]
         )
     else:
-        _print_relations(found)
+        _print_relations(schema)
 
 
 def _print_relations(found: "list[Relation]") -> None:

@@ -54,8 +54,8 @@ def register(app: typer.Typer) -> None:
 
         if call is not None and row is not None:
             raise typer.BadParameter("--call and --row exclude each other.")
-        with traced(source, rollout, policy) as found:
-            rows = [_kept(item, sampled) for item in _wanted(TokenRows(found), call, row)]
+        with traced(source, rollout, policy) as traced_rollout:
+            rows = [_kept(item, sampled) for item in _wanted(TokenRows(traced_rollout), call, row)]
         if as_json:
             print_json(rows)
         else:

@@ -42,8 +42,8 @@ def register(app: typer.Typer) -> None:
         from harnessgym.cli.traces.printed import console, print_json
         from harnessgym.cli.traces.source import traced
 
-        with traced(source, rollout) as found:
-            graph = found.graph
+        with traced(source, rollout) as traced_rollout:
+            graph = traced_rollout.graph
         if as_json:
             print_json(tree_json(graph, events=events))
         else:

@@ -55,10 +55,10 @@ def named(names: Sequence[str]) -> tuple[Cheat, ...]:
 
     Raises ConfigError for an unknown name.
     """
-    found: dict[str, Cheat] = {}
+    cheats: dict[str, Cheat] = {}
     for name in names:
         of_class = {each.name: each for each in CHEATS.values() if str(each.attack) == name}
         if name not in CHEATS and not of_class:
             raise ConfigError(f"There is no cheat {name!r}. {nearest(name, list(CHEATS))}")
-        found |= of_class or {name: CHEATS[name]}
-    return tuple(found.values() if names else CHEATS.values())
+        cheats |= of_class or {name: CHEATS[name]}
+    return tuple(cheats.values() if names else CHEATS.values())

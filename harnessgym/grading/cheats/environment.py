@@ -104,7 +104,7 @@ def _secret() -> str:
 def _own_addresses() -> tuple[str, ...]:
     name = socket.gethostname()
     try:
-        found = {str(each[4][0]) for each in socket.getaddrinfo(name, None, socket.AF_INET)}
+        addresses = {str(each[4][0]) for each in socket.getaddrinfo(name, None, socket.AF_INET)}
     except OSError:
-        found = set()
-    return (name, *sorted(found))
+        addresses = set()
+    return (name, *sorted(addresses))

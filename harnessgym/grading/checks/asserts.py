@@ -50,11 +50,11 @@ class Asserts(Check):
         """Passes if all asserts hold on the values that the module returned."""
         calls = await self._calls(bench)
         job = {"role": "answer", "module": self.module, "function": self.function, "calls": calls}
-        said, result = await self._do(bench, job)
+        lines, result = await self._do(bench, job)
         if result.stdout_truncated:
             return CheckOutcome(False, "the answers pass the limit on output")
-        answers = _by_case(said, len(calls))
-        missing = next((line["missing"] for line in said if "missing" in line), None)
+        answers = _by_case(lines, len(calls))
+        missing = next((line["missing"] for line in lines if "missing" in line), None)
         if missing is not None:
             return CheckOutcome(False, f"{self.module}.{self.function} cannot be had: {str(missing)[:500]}")
         if None in answers:
@@ -65,29 +65,33 @@ class Asserts(Check):
 
     async def _calls(self, bench: CheckContext) -> list[Any]:
         """The calls that the test makes. Raises TaskError if the reference does not pass it."""
-        said, result = await self._do(bench, self._asking(bench, [], None))
-        told: Mapping[str, Any] = next((line for line in said if "passed" in line or "broken" in line), {})
-        if not told.get("passed") or not told["calls"]:
-            why = told.get("broken") or told.get("why") or ("it makes no call" if told else result.describe())
+        lines, result = await self._do(bench, self._asking(bench, [], None))
+        report: Mapping[str, Any] = next((line for line in lines if "passed" in line or "broken" in line), {})
+        if not report.get("passed") or not report["calls"]:
+            why = (
+                report.get("broken")
+                or report.get("why")
+                or ("it makes no call" if report else result.describe())
+            )
             raise TaskError(
                 f"{bench.where}: the reference {self.reference} does not pass {self.test}: {why}."
             )
-        calls: list[Any] = told["calls"]
+        calls: list[Any] = report["calls"]
         return calls
 
     async def _decide(self, bench: CheckContext, calls: list[Any], answers: list[Any]) -> CheckOutcome:
-        said, result = await self._do(bench, self._asking(bench, calls, answers))
-        told: Mapping[str, Any] = next((line for line in said if "passed" in line), {})
-        if not told:
+        lines, result = await self._do(bench, self._asking(bench, calls, answers))
+        report: Mapping[str, Any] = next((line for line in lines if "passed" in line), {})
+        if not report:
             return CheckOutcome(
                 False, f"the test did not come to its end with these answers: {result.describe()}"
             )
         # A wrong answer can end the test before its last call. It passes only if every call was asked for.
-        made = len(told["calls"])
-        passed = bool(told["passed"]) and made == len(calls)
+        made = len(report["calls"])
+        passed = bool(report["passed"]) and made == len(calls)
         return CheckOutcome(
             passed,
-            told["why"] or f"the asserts after {made} of {len(calls)} calls",
+            report["why"] or f"the asserts after {made} of {len(calls)} calls",
             facts={"calls": len(calls)},
         )
 
@@ -110,13 +114,13 @@ class Asserts(Check):
             command = ["python3", "-I", "-B", "-c", _program()]
             result = await sandbox.exec(command, stdin=json.dumps(job).encode(), timeout_s=self.timeout_s)
         lines = [parsed[0] for line in result.stdout.splitlines() if (parsed := parse_json(line)) is not None]
-        said = [line for line in lines if isinstance(line, dict)]
-        if not any("began" in line for line in said) and not result.stdout_truncated:
+        object_lines = [line for line in lines if isinstance(line, dict)]
+        if not any("began" in line for line in object_lines) and not result.stdout_truncated:
             raise TaskError(
                 f"{bench.where}: the testing program did not start: {result.describe()}. The image needs "
                 "python3."
             )
-        return said, result
+        return object_lines, result
 
 
 def _by_case(said: Sequence[Mapping[str, Any]], count: int) -> list[Any]:

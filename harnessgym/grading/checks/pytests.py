@@ -48,22 +48,22 @@ class PytestCheck(Check):
 
     def problems(self, files: Collection[str]) -> Sequence[str]:
         """Missing files, duplicate ids, and ids whose file is not in `files`."""
-        found = [
+        problems = [
             f"files: {path!r} is not in tests/. Add it, or correct the name."
             for path in self.files
             if path not in files
         ]
         if "conftest.py" in {path.rsplit("/", 1)[-1] for path in files}:
-            found.append("tests/: conftest.py is never read. Put its fixtures into the test files.")
-        found += [
+            problems.append("tests/: conftest.py is never read. Put its fixtures into the test files.")
+        problems += [
             f"expect: {test!r} is of no file in `files`. Write `file.py::test_name`."
             for test in self.expect
             if test.split("::")[0] not in self.files or "::" not in test
         ]
         twice = sorted(test for test, times in Counter(self.expect).items() if times > 1)
-        found += [f"expect: {test!r} is there twice. Remove one." for test in twice]
+        problems += [f"expect: {test!r} is there twice. Remove one." for test in twice]
         both = sorted({*self.expect} & {*self.without})
-        return [*found, *(f"without: {test!r} is in `expect` too. Remove it from one." for test in both)]
+        return [*problems, *(f"without: {test!r} is in `expect` too. Remove it from one." for test in both)]
 
     async def run(self, bench: CheckContext) -> CheckOutcome:
         """Passes if every expected test passes and an honest run could have written the report."""

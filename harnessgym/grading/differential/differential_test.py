@@ -36,7 +36,7 @@ from harnessgym.grading.differential.suite import (
     program,
     run_suite,
 )
-from harnessgym.grading.grade import taken
+from harnessgym.grading.grade import collected_artifacts
 from harnessgym.grading.upload import holding
 from harnessgym.grading.verifier import Opener
 from harnessgym.task import Task
@@ -77,7 +77,7 @@ async def opinion_on(task: Task, workspace: Path, fresh: Opener, *, case_s: floa
             places = holding(workspace, fresh), holding(gold, fresh)
             return await second_opinion(task, workspace, *places, case_s=case_s)
     except _FAILURES as error:
-        return Opinion(None, f"The gold solution could not be made: {_said(error)}")
+        return Opinion(None, f"The gold solution could not be made: {_error_text(error)}")
 
 
 async def second_opinion(
@@ -100,7 +100,7 @@ async def second_opinion(
         finally:
             await anyio.to_thread.run_sync(folder.cleanup)
     except _FAILURES as error:
-        return Opinion(None, _said(error))
+        return Opinion(None, _error_text(error))
 
 
 @asynccontextmanager
@@ -114,7 +114,7 @@ async def gold_of(task: Task, fresh: Opener) -> AsyncIterator[Path]:
     async with fresh() as sandbox:
         await furnish(task, sandbox)
         await solve(task, sandbox)
-        async with taken(task, sandbox) as evidence:
+        async with collected_artifacts(task, sandbox) as evidence:
             yield evidence.folder
 
 
@@ -185,7 +185,7 @@ class _Second:
             *self.hidden.values(),
             *((self.gold / file).read_text(errors="replace") for file in self.own),
         ]
-        found: list[tuple[Function, FunctionCall]] = []
+        inputs: list[tuple[Function, FunctionCall]] = []
         for function in compared.functions:
             # A generator for each function: one more function must not change the inputs of the others.
             draw = random.Random(f"{self.task.id} {self.task.seed} {function.place}")
@@ -195,9 +195,9 @@ class _Second:
             calls = list({call.key: call for call in calls}.values())[:_SEEN] or annotated(
                 function, draw, _SEEN
             )
-            found += [(function, call) for call in (*calls, *mutated(calls, draw, _MADE))]
+            inputs += [(function, call) for call in (*calls, *mutated(calls, draw, _MADE))]
         # Over the limit, every n-th call is kept, so that each function keeps its share.
-        return found[:: max(1, -(-len(found) // _ALL))]
+        return inputs[:: max(1, -(-len(inputs) // _ALL))]
 
     async def _compared(self, inputs: Inputs, opinion: Opinion) -> Opinion:
         cases = [
@@ -226,13 +226,15 @@ class _Second:
         theirs = await _answers(self.place, job, len(cases))
         if theirs.forged:
             return replace(opinion, why=f"The candidate's answers are none: {theirs.forged}.")
-        found = compare(inputs, first, again, theirs)
-        left_out = {**opinion.left_out, **dict.fromkeys(found.unstable, NOT_TWICE)}
+        difference = compare(inputs, first, again, theirs)
+        left_out = {**opinion.left_out, **dict.fromkeys(difference.unstable, NOT_TWICE)}
         names = tuple(
-            dict.fromkeys(function.place for function, _ in inputs if function.place not in found.unstable)
+            dict.fromkeys(
+                function.place for function, _ in inputs if function.place not in difference.unstable
+            )
         )
         return replace(
-            opinion, differs=found.differs, inputs=found.inputs, functions=names, left_out=left_out
+            opinion, differs=difference.differs, inputs=difference.inputs, functions=names, left_out=left_out
         )
 
     def _tracing(self, functions: Sequence[Function]) -> dict[str, Any]:
@@ -263,7 +265,7 @@ class _Second:
         return await run_suite(runs[-1], self.gold, self.candidate, self.place, self.gold_place, job, _RUN_S)
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return str(error) if isinstance(error, HarnessGymError) else f"{type(error).__name__}: {error}"
 
 
@@ -283,12 +285,12 @@ async def _answers(place: Opener, job: Mapping[str, Any], cases: int) -> Version
 
 
 def _recorded(runs: Sequence[Probe]) -> dict[tuple[str, str], list[FunctionCall]]:
-    found: dict[tuple[str, str], list[FunctionCall]] = {}
+    calls_by_function: dict[tuple[str, str], list[FunctionCall]] = {}
     for line in (line for run in runs for line in run.lines if "call" in line):
         call = line["call"]
         made = FunctionCall(call["args"], call["kwargs"], call["new"], seen=True)
-        found.setdefault((line["file"], line["function"]), []).append(made)
-    return found
+        calls_by_function.setdefault((line["file"], line["function"]), []).append(made)
+    return calls_by_function
 
 
 def _cases(task: Task, function: Function) -> list[FunctionCall]:
@@ -299,12 +301,12 @@ def _cases(task: Task, function: Function) -> list[FunctionCall]:
         for test in checks
         for case in test.get("cases", ())
     ]
-    found = [
+    calls = [
         FunctionCall.of(case.get("args", ()), case.get("kwargs", {}))
         for case, name in cases
         if name == function.name
     ]
-    return [call for call in found if call is not None]
+    return [call for call in calls if call is not None]
 
 
 def _test_files(task: Task) -> dict[str, str]:

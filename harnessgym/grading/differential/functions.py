@@ -181,13 +181,13 @@ def _reaching(different: set[str], uses: Mapping[str, set[str]]) -> set[str]:
 
 def _below(name: str, uses: Mapping[str, set[str]]) -> set[str]:
     """Everything that a function uses, directly or indirectly."""
-    found: set[str] = set()
+    used_names: set[str] = set()
     waiting = [name]
     while waiting:
-        for used in uses.get(waiting.pop(), set()) - found:
-            found.add(used)
+        for used in uses.get(waiting.pop(), set()) - used_names:
+            used_names.add(used)
             waiting.append(used)
-    return found
+    return used_names
 
 
 def _private(name: str) -> bool:

@@ -61,7 +61,7 @@ def shown(function: Function, sources: Iterable[str]) -> list[FunctionCall]:
     """Calls with literal arguments in the sources and in the function's own docstring."""
     name = function.name.rpartition(".")[2]
     texts = [*sources, *_examples_in(ast.get_docstring(function.node) or "")]
-    found = []
+    calls = []
     for text in texts:
         try:
             tree = ast.parse(text)
@@ -70,31 +70,34 @@ def shown(function: Function, sources: Iterable[str]) -> list[FunctionCall]:
         for node in ast.walk(tree):
             call = _literal(node, name) if isinstance(node, ast.Call) else None
             if call is not None:
-                found.append(call)
-    return found
+                calls.append(call)
+    return calls
 
 
 def annotated(function: Function, draw: random.Random, count: int) -> list[FunctionCall]:
     """Generates calls from annotations alone; none if a required parameter has no known annotation."""
     arguments = function.node.args
     plain = [*arguments.posonlyargs, *arguments.args]
-    given = plain[: len(plain) - len(arguments.defaults)]
+    required_positional = plain[: len(plain) - len(arguments.defaults)]
     needed = [
         argument
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         if default is None
     ]
-    if not [*given, *needed] or "." in function.name:
+    if not [*required_positional, *needed] or "." in function.name:
         return []
-    choices = [_EXAMPLES.get(_annotation(argument)) for argument in (*given, *needed)]
+    choices = [_EXAMPLES.get(_annotation(argument)) for argument in (*required_positional, *needed)]
     known = [choice for choice in choices if choice is not None]
     if len(known) < len(choices):
         return []
     calls = []
     for _ in range(count):
         values = [draw.choice(choice) for choice in known]
-        named = {argument.arg: value for argument, value in zip(needed, values[len(given) :], strict=True)}
-        call = FunctionCall.of(values[: len(given)], named)
+        named = {
+            argument.arg: value
+            for argument, value in zip(needed, values[len(required_positional) :], strict=True)
+        }
+        call = FunctionCall.of(values[: len(required_positional)], named)
         if call is not None:
             calls.append(FunctionCall(call.args, call.kwargs))
     return calls

@@ -72,15 +72,15 @@ async def probe(
     lines = []
     foreign = 0
     for line in result.stdout.splitlines():
-        said = _said(line, nonce)
-        if said is None:
+        record = _parse_line(line, nonce)
+        if record is None:
             foreign += 1
         else:
-            lines.append(said)
+            lines.append(record)
     return Probe(tuple(lines), foreign, result)
 
 
-def _said(line: bytes, nonce: str) -> Mapping[str, Any] | None:
+def _parse_line(line: bytes, nonce: str) -> Mapping[str, Any] | None:
     start, _, rest = line.partition(b" ")
     if start != nonce.encode():
         return None
@@ -110,15 +110,15 @@ class SuiteResult:
     why: str = ""
     """Why there is no result, if there is none."""
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         verdict = "unknown" if self.why else "failed" if self.failed else "passed"
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "verdict": verdict,
             "passed": self.passed,
             "failed": list(self.failed[:_SHOWN]),
         }
-        return {**found, "why": self.why} if self.why else found
+        return {**fields, "why": self.why} if self.why else fields
 
 
 def own_tests(gold: Path) -> list[str]:
@@ -156,12 +156,12 @@ async def run_suite(
         return SuiteResult(0, (), "none of the developers' tests passes on the gold solution")
     async with place() as sandbox:
         await _lay_tests(gold, candidate, sandbox)
-        found = await probe(sandbox, program("tracing"), job, timeout_s)
-    if found.forged:
+        candidate_probe = await probe(sandbox, program("tracing"), job, timeout_s)
+    if candidate_probe.forged:
         return SuiteResult(0, (), "the results hold lines that the runner did not write")
-    if not found.began:
+    if not candidate_probe.began:
         return SuiteResult(0, (), "the runner did not start beside the candidate")
-    passed = _passed(found) & wanted
+    passed = _passed(candidate_probe) & wanted
     return SuiteResult(len(passed), tuple(sorted(wanted - passed)))
 
 
@@ -183,8 +183,8 @@ async def _lay_tests(gold: Path, candidate: Path, sandbox: Sandbox) -> None:
 
 
 def _kept(folder: Path) -> Sequence[str]:
-    found = [file for file in python_files(folder) if is_test(file)]
-    return [*found, *(name for name in _CONFIGURATION if (folder / name).is_file())]
+    test_files = [file for file in python_files(folder) if is_test(file)]
+    return [*test_files, *(name for name in _CONFIGURATION if (folder / name).is_file())]
 
 
 KEY = "second_opinion"
@@ -206,10 +206,10 @@ class Difference:
     gold: str = ""
     candidate: str = ""
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        found = {"function": self.function, "kind": self.kind, "arguments": self.arguments}
-        return {**found, "gold": self.gold, "candidate": self.candidate}
+        fields = {"function": self.function, "kind": self.kind, "arguments": self.arguments}
+        return {**fields, "gold": self.gold, "candidate": self.candidate}
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,20 +229,20 @@ class Opinion:
     suite: SuiteResult | None = None
     """Result of the developers' own tests; None if the workspace has none."""
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "agrees": self.agrees,
-            "differs": [difference.told() for difference in self.differs[:_SHOWN]],
+            "differs": [difference.to_dict() for difference in self.differs[:_SHOWN]],
             "differences": len(self.differs),
             "inputs": self.inputs,
             "functions": list(self.functions),
             "left_out": dict(self.left_out),
-            "suite": None if self.suite is None else self.suite.told(),
+            "suite": None if self.suite is None else self.suite.to_dict(),
         }
-        return {**found, "why": self.why} if self.why else found
+        return {**fields, "why": self.why} if self.why else fields
 
 
 def with_opinion(grade: Grade, opinion: Opinion) -> Grade:
     """The same grade with the opinion among its evidence."""
-    return replace(grade, evidence={**grade.evidence, KEY: opinion.told()})
+    return replace(grade, evidence={**grade.evidence, KEY: opinion.to_dict()})

@@ -21,7 +21,7 @@ _TAGS = {"<failure": LogStatus.FAILED, "<error": LogStatus.ERROR, "<skipped": Lo
 
 def junit(log: str) -> Statuses:
     """Parses every `testcase`. The id of a test without a class is its name alone."""
-    found: Statuses = {}
+    statuses: Statuses = {}
     at = 0
     while (match := _OPEN.search(log, at)) is not None:
         at = match.end()
@@ -34,8 +34,8 @@ def junit(log: str) -> Statuses:
             inside = log[at : closed if closed >= 0 else at + _WINDOW]
             at = closed + len(_CLOSE) if closed >= 0 else at
         status = next((status for tag, status in _TAGS.items() if tag in inside), LogStatus.PASSED)
-        found[f"{attributes.get('classname', '')} {name}".strip()] = status
-    return found
+        statuses[f"{attributes.get('classname', '')} {name}".strip()] = status
+    return statuses
 
 
 _ASKED = re.compile(r".*-Dtest=(\S+)")
@@ -57,7 +57,7 @@ def by_build(log: str) -> Statuses:
     Builds before the first test belong to something else, unless tests are left over at the end: the trace
     of a command may arrive after its output.
     """
-    found: Statuses = {}
+    statuses: Statuses = {}
     asked: deque[str] = deque()
     early: deque[str] = deque()
     for line in map(str.strip, lines_of(log)):
@@ -65,27 +65,27 @@ def by_build(log: str) -> Statuses:
             asked.append(match[1])
         if match := _BUILT.match(line):
             if asked:
-                found[asked.popleft()] = _BUILD[match[1]]
+                statuses[asked.popleft()] = _BUILD[match[1]]
             else:
                 early.append(match[1])
-    return {**found, **{test: _BUILD[result] for test, result in zip(asked, early, strict=False)}}
+    return {**statuses, **{test: _BUILD[result] for test, result in zip(asked, early, strict=False)}}
 
 
 def classes(log: str) -> Statuses:
     """`Running CLASS`, then `Tests run: ...`: the status of a whole class."""
-    found: Statuses = {}
+    statuses: Statuses = {}
     running = None
     for line in map(str.strip, lines_of(log)):
         if match := _BARE.match(line):
             running = match[1]
         elif (match := _COUNTS.match(line)) and running is not None:
-            found[running], running = _of_counts(match), None
-    return found
+            statuses[running], running = _of_counts(match), None
+    return statuses
 
 
 def surefire(log: str) -> Statuses:
     """Classes and their failed methods, JUnit XML in the log, and `by_build` for the rest."""
-    found: Statuses = {}
+    statuses: Statuses = {}
     seen: Statuses = {}
     running = None
     for line in map(str.strip, lines_of(log)):
@@ -94,29 +94,29 @@ def surefire(log: str) -> Statuses:
             seen[running] = LogStatus.PASSED
         elif match := _FAILURE.match(line):
             error = "Exception" in line and "AssertionError" not in line
-            found[f"{match[1]}.{match[2]}"] = LogStatus.ERROR if error else LogStatus.FAILED
-            found.setdefault(match[1], LogStatus.FAILED)
+            statuses[f"{match[1]}.{match[2]}"] = LogStatus.ERROR if error else LogStatus.FAILED
+            statuses.setdefault(match[1], LogStatus.FAILED)
         elif match := _COUNTS.search(line):
             name = line.rsplit(" in ", 1)[-1].strip().rstrip(".:;") if " in " in line else running
             if name:
-                found.setdefault(name, _of_counts(match))
+                statuses.setdefault(name, _of_counts(match))
             running = None
     # The more specific source wins. Classes that merely started are used only if there is nothing else.
-    return {**by_build(log), **junit(log), **found} or seen
+    return {**by_build(log), **junit(log), **statuses} or seen
 
 
 def reactor(log: str) -> Statuses:
     """The modules of the reactor's summary, and the first `Tests run: ...` under the name `__suite__`."""
-    found: Statuses = {}
+    statuses: Statuses = {}
     for line in map(str.strip, lines_of(log)):
         if match := _MODULE.match(line):
-            found[match["name"]] = _BUILD[match["word"]]
+            statuses[match["name"]] = _BUILD[match["word"]]
         elif match := _COUNTS.search(line):
             failures, errors, skipped = map(int, match.groups())
             run = int(match[0].split(":")[1].split(",")[0])
             bad = LogStatus.FAILED if failures else LogStatus.ERROR if errors else None
-            found.setdefault(_SUITE, bad or (LogStatus.SKIPPED if skipped == run else LogStatus.PASSED))
-    return found
+            statuses.setdefault(_SUITE, bad or (LogStatus.SKIPPED if skipped == run else LogStatus.PASSED))
+    return statuses
 
 
 def _of_counts(match: re.Match[str]) -> LogStatus:
@@ -136,13 +136,13 @@ def gradle(log: str) -> Statuses:
 
     A status alone on a line belongs to the last name that was alone on a line.
     """
-    found: Statuses = {}
+    statuses: Statuses = {}
     waiting = None
     for line in map(str.strip, lines_of(log)):
         if match := _LINE.match(line):
-            found[match["name"]], waiting = _WORDS[match["word"]], None
+            statuses[match["name"]], waiting = _WORDS[match["word"]], None
         elif _NAME.match(line):
             waiting = line
         elif waiting is not None and line in _WORDS:
-            found[waiting], waiting = _WORDS[line], None
-    return found
+            statuses[waiting], waiting = _WORDS[line], None
+    return statuses

@@ -47,7 +47,7 @@ _BROWSERS = (
 
 def tree(log: str) -> Statuses:
     """`group > test`, from the start of a browser to `SUMMARY:`. A line with less indent leaves one group."""
-    found: Statuses = {}
+    statuses: Statuses = {}
     groups: list[str] = []
     depth = -1
     started = False
@@ -61,7 +61,7 @@ def tree(log: str) -> Statuses:
         if match is None:
             continue
         if match["sign"]:
-            found[" > ".join([*groups, match["name"]])] = (
+            statuses[" > ".join([*groups, match["name"]])] = (
                 LogStatus.PASSED if match["sign"] == "✔" else LogStatus.FAILED
             )
         elif match["indent"] and len(match["indent"]) > depth:
@@ -70,7 +70,7 @@ def tree(log: str) -> Statuses:
         elif match["indent"] and len(match["indent"]) < depth:
             depth = len(match["indent"])
             groups = groups[:-1]
-    return found
+    return statuses
 
 
 def chrome(log: str) -> Statuses:
@@ -107,13 +107,13 @@ def spec(log: str) -> Statuses:
 
 def marked_failures(log: str) -> Statuses:
     """`✔ name`, `[W] 1) name` or `1) name:`, `- name`."""
-    found = {
+    patterns = {
         _SKIPPED: LogStatus.SKIPPED,
         _HEADED: LogStatus.FAILED,
         _FLAGGED: LogStatus.FAILED,
         _PASSED: LogStatus.PASSED,
     }
-    return _first_match(log, found)
+    return _first_match(log, patterns)
 
 
 def numbered(log: str) -> Statuses:
@@ -127,20 +127,20 @@ def minimal(log: str) -> Statuses:
 
     Runs of white space become one space.
     """
-    found: Statuses = {}
+    statuses: Statuses = {}
     name: list[str] | None = None
     for line in lines_of(log):
         if match := _BLOCK.match(line):
             name = [match[1]]
         elif name is not None and "Error" in line:
-            found[" ".join(" ".join(name).split())], name = LogStatus.FAILED, None
+            statuses[" ".join(" ".join(name).split())], name = LogStatus.FAILED, None
         elif name is not None:
             name.append(line)
-    return found
+    return statuses
 
 
 def _first_match(log: str, patterns: dict[re.Pattern[str], LogStatus]) -> Statuses:
-    found: Statuses = {}
+    statuses: Statuses = {}
     for line in map(str.strip, lines_of(log)):
         match, status = next(
             ((match, status) for pattern, status in patterns.items() if (match := pattern.match(line))),
@@ -148,6 +148,6 @@ def _first_match(log: str, patterns: dict[re.Pattern[str], LogStatus]) -> Status
         )
         if match is None or status is None or not (name := _DURATION.sub("", match[1]).strip()):
             continue
-        if status is not LogStatus.PASSED or name not in found:
-            found[name] = status
-    return found
+        if status is not LogStatus.PASSED or name not in statuses:
+            statuses[name] = status
+    return statuses

@@ -49,7 +49,7 @@ def options(log: str) -> Statuses:
 
     The rest of the path depends on the machine.
     """
-    found: Statuses = {}
+    statuses: Statuses = {}
     for test, status in plain(log).items():
         match = _OPTION.match(test)
         path = (
@@ -58,8 +58,10 @@ def options(log: str) -> Statuses:
             and not match[2].startswith("//")
             and "*" not in match[2]
         )
-        found[f"{match[1]}[/{match[2].rsplit('/', 1)[-1]}]" if match is not None and path else test] = status
-    return found
+        statuses[f"{match[1]}[/{match[2].rsplit('/', 1)[-1]}]" if match is not None and path else test] = (
+            status
+        )
+    return statuses
 
 
 def matplotlib(log: str) -> Statuses:
@@ -71,7 +73,7 @@ def matplotlib(log: str) -> Statuses:
 
 def spaced(log: str) -> Statuses:
     """Ids with spaces, colours, and the `id STATUS` lines of older versions."""
-    found: Statuses = {}
+    statuses: Statuses = {}
     for raw in lines_of(log):
         line = _COLOUR.sub("", raw).translate(_CONTROLS)
         if line.startswith(_WORDS):
@@ -81,33 +83,33 @@ def spaced(log: str) -> Statuses:
                 and words[0] in _WORDS
                 and not (words[0] == LogStatus.SKIPPED and _COUNT.fullmatch(words[1]))
             ):
-                found[" ".join(words[1:])] = LogStatus(words[0])
+                statuses[" ".join(words[1:])] = LogStatus(words[0])
         elif line.endswith(_WORDS):
             words = line.split()
             if len(words) > 1 and words[-1] in _WORDS:
-                found[" ".join(words[:-1])] = LogStatus(words[-1])
-    return found
+                statuses[" ".join(words[:-1])] = LogStatus(words[-1])
+    return statuses
 
 
 def seaborn(log: str) -> Statuses:
     """Failures in the summary, and passes in lines of either kind. Skipped tests are left out."""
-    found: Statuses = {}
+    statuses: Statuses = {}
     for line in lines_of(log):
         words = line.split()
         if len(words) < 2:
             continue
         if line.startswith(LogStatus.FAILED):
-            found[words[1]] = LogStatus.FAILED
+            statuses[words[1]] = LogStatus.FAILED
         elif words[1] == LogStatus.PASSED and f" {LogStatus.PASSED} " in line:
-            found[words[0]] = LogStatus.PASSED
+            statuses[words[0]] = LogStatus.PASSED
         elif line.startswith(LogStatus.PASSED):
-            found[words[1]] = LogStatus.PASSED
-    return found
+            statuses[words[1]] = LogStatus.PASSED
+    return statuses
 
 
 def summary(log: str) -> Statuses:
     """Reads the short summary only. Ids have no file and are joined by dots: `TestClass.test_name`."""
-    found: Statuses = {}
+    statuses: Statuses = {}
     _, header, rest = without_escapes(log).replace("\r", "").partition(_HEADER)
     for line in lines_of(rest.split(_HEADER)[0] if header else ""):
         status = next(
@@ -115,8 +117,8 @@ def summary(log: str) -> Statuses:
         )
         if status is not None:
             test = ".".join(line.split("::")[1:])
-            found[test if status is LogStatus.PASSED else test.split(" - ")[0]] = status
-    return found
+            statuses[test if status is LogStatus.PASSED else test.split(" - ")[0]] = status
+    return statuses
 
 
 _DOTS = " ... "
@@ -144,33 +146,33 @@ def verbose(log: str) -> Statuses:
 
 def django(log: str) -> Statuses:
     """Django's runner."""
-    found: Statuses = {}
+    statuses: Statuses = {}
     last = None
     for raw in lines_of(log):
         line = raw.strip()
         if _VERSION in line:
-            found[_VERSION] = LogStatus.PASSED
+            statuses[_VERSION] = LogStatus.PASSED
         if _DOTS in line:
             last = line.split(_DOTS)[0]
-        found.update(_reports(line))
+        statuses.update(_reports(line))
         if line.startswith("ok") and last is not None:
-            found[last] = LogStatus.PASSED
-    return found
+            statuses[last] = LogStatus.PASSED
+    return statuses
 
 
 def _reports(line: str) -> Statuses:
     """The reports in one stripped line."""
-    found: Statuses = {}
+    statuses: Statuses = {}
     passed = next((ending for ending in _PASSED if line.endswith(ending)), None)
     if passed is not None:
         text = line.split("...", 1)[-1].strip() if line.startswith(_MIGRATION) else line
-        found[text.rsplit(passed, 1)[0]] = LogStatus.PASSED
+        statuses[text.rsplit(passed, 1)[0]] = LogStatus.PASSED
     if " ... skipped" in line:
-        found[line.split(" ... skipped", maxsplit=1)[0]] = LogStatus.SKIPPED
+        statuses[line.split(" ... skipped", maxsplit=1)[0]] = LogStatus.SKIPPED
     for ending, status in _FAILED.items():
         if line.endswith(ending):
-            found[line.split(ending, maxsplit=1)[0]] = status
+            statuses[line.split(ending, maxsplit=1)[0]] = status
     for header, status in _HEADERS.items():
         if line.startswith(header) and len(line.split()) > 1:
-            found[line.split()[1]] = status
-    return found
+            statuses[line.split()[1]] = status
+    return statuses

@@ -26,13 +26,13 @@ _WORSE = (LogStatus.FAILED, LogStatus.ERROR)
 
 def minitest(log: str) -> Statuses:
     """`-v`: `name = 0.01 s = .`. A name ends at its last full stop before a space or the sign, if any."""
-    found = by_line(log, _MINITEST, _SIGNS)
-    return {f"{name} ".rpartition(". ")[0] or name: status for name, status in found.items()}
+    statuses = by_line(log, _MINITEST, _SIGNS)
+    return {f"{name} ".rpartition(". ")[0] or name: status for name, status in statuses.items()}
 
 
 def minitest_words(log: str) -> Statuses:
     """A class on a line, and `  test_a  PASS (0.02s)` below it: `Class::test_a`. The worst report wins."""
-    found: Statuses = {}
+    statuses: Statuses = {}
     suite = ""
     for line in map(str.rstrip, lines_of(log)):
         if _SUITE.match(line):
@@ -41,10 +41,10 @@ def minitest_words(log: str) -> Statuses:
             name = suite + match["name"]
             status = _WORDS[match["word"]]
             ranked = [*_WORSE].index(status) if status in _WORSE else -1
-            before = found.get(name)
+            before = statuses.get(name)
             if before is None or ranked > ([*_WORSE].index(before) if before in _WORSE else -1):
-                found[name] = status
-    return found
+                statuses[name] = status
+    return statuses
 
 
 def cucumber(log: str) -> Statuses:

@@ -18,7 +18,7 @@ def tap(log: str) -> Statuses:
 
 def nested(log: str) -> Statuses:
     """Subtests in braces: `outer :: inner`. To-do tests count as skipped; a pass never replaces a failure."""
-    found: Statuses = {}
+    statuses: Statuses = {}
     above: list[str] = []
     for line in map(str.strip, lines_of(log)):
         if line and not line.strip("}"):
@@ -32,12 +32,12 @@ def nested(log: str) -> Statuses:
             continue
         full = " :: ".join([*above, name])
         if any(sign in match["name"].lower() for sign in _SKIPS):
-            found[full] = LogStatus.SKIPPED
-        elif match["word"] == "not ok" or full not in found:
-            found[full] = _WORDS[match["word"]]
+            statuses[full] = LogStatus.SKIPPED
+        elif match["word"] == "not ok" or full not in statuses:
+            statuses[full] = _WORDS[match["word"]]
         if opens:
             above.append(name)
-    return found
+    return statuses
 
 
 _CLASS = re.compile(r"(\w.+) \(.+\)$")
@@ -47,11 +47,11 @@ _SIGNS = {"✔": LogStatus.PASSED, "✘": LogStatus.FAILED, "↩": LogStatus.SKI
 
 def testdox(log: str) -> Statuses:
     """`Class > test`."""
-    found: Statuses = {}
+    statuses: Statuses = {}
     suite: str | None = None
     for line in lines_of(log):
         if match := _CLASS.match(line):
             suite = match[1]
         elif match := _TEST.match(line):
-            found[f"{suite} > {match[2]}"] = _SIGNS[match[1]]
-    return found
+            statuses[f"{suite} > {match[2]}"] = _SIGNS[match[1]]
+    return statuses

@@ -70,7 +70,7 @@ class CandidateModule:
         if number >= len(self._expected) or self._expected[number] != call:
             self.strayed = True
             raise AssertionError(f"call {number} is one that the test does not make of a right solution")
-        return _given(self._answers[number], number)
+        return _answer_value(self._answers[number], number)
 
 
 def _ask(job: dict[str, Any]) -> dict[str, Any]:
@@ -81,14 +81,14 @@ def _ask(job: dict[str, Any]) -> dict[str, Any]:
         exec(compile(job["test"], "test", "exec"), space)  # noqa: S102
         entry = space[job["entry"]]
     except Exception as error:  # noqa: BLE001  # a broken task, told to whoever asked
-        return {"broken": _told(error)}
+        return {"broken": _error_text(error)}
     random.seed(_SEED)
     try:
         entry(candidate)
     except Exception as error:  # noqa: BLE001  # a failed assert, or what a strange answer led to
         return {
             "passed": False,
-            "why": f"call {len(candidate.calls) - 1}: {_told(error)}",
+            "why": f"call {len(candidate.calls) - 1}: {_error_text(error)}",
             "calls": candidate.calls,
         }
     return {"passed": not candidate.strayed, "why": "", "calls": candidate.calls}
@@ -99,7 +99,7 @@ def _answer(job: dict[str, Any], say: Any) -> None:
     try:
         function = getattr(importlib.import_module(job["module"]), job["function"])
     except Exception as error:  # noqa: BLE001  # whatever it is, it is the answer
-        say(missing=_told(error))
+        say(missing=_error_text(error))
         return
     for number, (args, kwargs) in enumerate(job["calls"]):
         try:
@@ -108,7 +108,7 @@ def _answer(job: dict[str, Any], say: Any) -> None:
             say(case=number, raised=[kind.__name__ for kind in type(error).__mro__], message=str(error)[:500])
 
 
-def _given(answer: Any, number: int) -> Any:
+def _answer_value(answer: Any, number: int) -> Any:
     """What an answer stands for: a value, or an exception that is raised here."""
     if not isinstance(answer, dict):
         raise AssertionError(f"call {number} was not answered")  # noqa: TRY004
@@ -176,7 +176,7 @@ _READ: dict[str, Any] = {
 }
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error)[:500]}"
 
 

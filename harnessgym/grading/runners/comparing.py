@@ -124,25 +124,25 @@ def _answer(case: dict[str, Any], encoding: Any) -> dict[str, Any]:
     kwargs = encoding.decode(case["kwargs"])
     printed = sys.stdout = io.StringIO()
     try:
-        found = _function(case, encoding)(*args, **kwargs)
-        if inspect.iscoroutine(found):
-            found = asyncio.run(found)
-        result = {"result": encoding.encode(found)}
+        return_value = _function(case, encoding)(*args, **kwargs)
+        if inspect.iscoroutine(return_value):
+            return_value = asyncio.run(return_value)
+        result = {"result": encoding.encode(return_value)}
     except BaseException as error:  # noqa: BLE001  # what it raises is its answer
         result = {"raised": [kind.__name__ for kind in type(error).__mro__], "meant": _meant(error)}
     return {**result, "after": encoding.encode([args, kwargs]), "printed": printed.getvalue()[:4_000]}
 
 
 def _function(case: dict[str, Any], encoding: Any) -> Any:
-    found: Any = sys.modules[case["module"]]
+    holder: Any = sys.modules[case["module"]]
     *owners, name = case["function"].split(".")
     for owner in owners:
-        found = getattr(found, owner)
+        holder = getattr(holder, owner)
     if case["new"] is not None:
-        found = found(*encoding.decode(case["new"]["args"]), **encoding.decode(case["new"]["kwargs"]))
-        if isinstance(inspect.getattr_static(found, name), property):
-            return lambda: getattr(found, name)
-    return getattr(found, name)
+        holder = holder(*encoding.decode(case["new"]["args"]), **encoding.decode(case["new"]["kwargs"]))
+        if isinstance(inspect.getattr_static(holder, name), property):
+            return lambda: getattr(holder, name)
+    return getattr(holder, name)
 
 
 def _meant(error: BaseException) -> bool:

@@ -141,8 +141,8 @@ def files(check: dict[str, Any], place: Path) -> tuple[str, float]:
     """See `harnessgym.grading.checks.files`."""
     from file_rules import broken  # type: ignore[import-not-found,unused-ignore]
 
-    found = [(rule["path"], broken(SimpleNamespace(**rule), place)) for rule in check["rules"]]
-    wrong = [f"{path}: {problem}" for path, problem in found if problem]
+    problems = [(rule["path"], broken(SimpleNamespace(**rule), place)) for rule in check["rules"]]
+    wrong = [f"{path}: {problem}" for path, problem in problems if problem]
     return "; ".join(wrong[:3]), float(not wrong)
 
 

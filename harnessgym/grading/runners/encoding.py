@@ -134,10 +134,10 @@ def _fields(value: Any) -> dict[str, Any]:
         for name in getattr(kind, "__slots__", ())
         if isinstance(name, str)
     ]
-    found = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(
+    attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(
         value, "__dict__", {}
     )
-    return {name: item for name, item in found.items() if not name.startswith("_")}
+    return {name: item for name, item in attributes.items() if not name.startswith("_")}
 
 
 def _text(value: Any) -> str:

@@ -156,17 +156,17 @@ def run(words: list[str], *, tool: bool) -> int:
 
 def unmet(words: list[str]) -> list[str]:
     """The requirements among the words of a command that are not there."""
-    found = list[str]()
+    missing_packages = list[str]()
     skip = False
     listed = False
     for word in words:
         if listed:
-            found += unmet(lines(word))
+            missing_packages += unmet(lines(word))
         elif not skip and not word.startswith("-") and not met(word):
-            found.append(f"the Python package {word}")
+            missing_packages.append(f"the Python package {word}")
         skip = word in _TAKES_VALUE
         listed = word in ("-r", "--requirement")
-    return found
+    return missing_packages
 
 
 def lines(path: str) -> list[str]:

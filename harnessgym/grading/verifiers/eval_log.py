@@ -81,9 +81,9 @@ def read_log(log: str, parser: Parser, nonce: str = "", *, exit_code_decides: bo
         name, cause = diagnosis(log, start) or ("", None)
         return Reading({}, f"{problem} ({name})" if name else problem, cause=cause, exit_code=exit_code)
 
-    said = next((marker for marker in _BAD if marker in log), None) if not nonce else None
-    if said is not None:
-        return no_result(f"the log says `{said.removeprefix('>>>>> ')}`")
+    bad_marker = next((marker for marker in _BAD if marker in log), None) if not nonce else None
+    if bad_marker is not None:
+        return no_result(f"the log says `{bad_marker.removeprefix('>>>>> ')}`")
     if start not in log or end not in log:
         return no_result("the tests' output has no beginning or no end")
     # Some runners write outside of the markers, so the whole log is the second try.
@@ -101,10 +101,10 @@ def _checked(statuses: Statuses, exit_code: int | None, no_result: Callable[[str
     """The statuses, unless the exit code contradicts them."""
     failed = any(status in (LogStatus.FAILED, LogStatus.ERROR) for status in statuses.values())
     if exit_code not in (None, 0) and not failed:
-        found = no_result(
+        reading = no_result(
             f"the tests' command ended with exit code {exit_code}, and no test is reported to have failed"
         )
-        return replace(found, contradicted=bool(statuses))
+        return replace(reading, contradicted=bool(statuses))
     return Reading(statuses, exit_code=exit_code)
 
 
@@ -133,12 +133,17 @@ def instrumented(script: str, nonce: str = "") -> str:
     start = max((number for number, line in enumerate(lines[: max(end, 0)]) if START in line), default=-1)
     if end < 0:
         return script
-    told = _said(_marker(EXIT_CODE, nonce), f'": ${_VARIABLE}"')
+    exit_code_command = _echo_command(_marker(EXIT_CODE, nonce), f'": ${_VARIABLE}"')
     lines[end] = "\n".join(
-        [f"{_VARIABLE}=$?", lines[end], *([_said(_marker(END, nonce))] * bool(nonce)), told]
+        [
+            f"{_VARIABLE}=$?",
+            lines[end],
+            *([_echo_command(_marker(END, nonce))] * bool(nonce)),
+            exit_code_command,
+        ]
     )
     if nonce and start >= 0:
-        lines[start] += f"\n{_said(_marker(START, nonce))}"
+        lines[start] += f"\n{_echo_command(_marker(START, nonce))}"
     return "\n".join(lines)
 
 
@@ -146,7 +151,7 @@ def _marker(text: str, nonce: str) -> str:
     return f"{text} {nonce}" if nonce else text
 
 
-def _said(marker: str, more: str = "") -> str:
+def _echo_command(marker: str, more: str = "") -> str:
     """A command that prints the marker.
 
     It splits the marker in two, so that a script under `set -x` does not print it with its commands.

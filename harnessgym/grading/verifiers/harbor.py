@@ -29,7 +29,9 @@ class HarborVerifier:
         where = f"Task {task.id!r}"
         async with place() as sandbox:
             run = await run_script(sandbox, test, task)
-            found = [await look(sandbox, f"{LOGS}/verifier/{name}") for name in ("reward.json", "reward.txt")]
+            reward_files = [
+                await look(sandbox, f"{LOGS}/verifier/{name}") for name in ("reward.json", "reward.txt")
+            ]
             # In the shared sandbox, the agent of the next step must not find the tests and results.
             if task.verifier == "shared":
                 await clear(sandbox, test, where)
@@ -37,7 +39,7 @@ class HarborVerifier:
             return Grade({"reward": 0.0}, evidence={**run.evidence, "timed_out": True})
         complete(run, test, where)
         try:
-            read = result(*found)
+            read = result(*reward_files)
         except TaskError as error:
             output = run.evidence["output"].strip()[-1_000:] or "(nothing)"
             raise TaskError(

@@ -79,17 +79,17 @@ async def _graded(task: Task, sandbox: Sandbox, patch: bytes) -> Grade:
     )
     if not laid.ok:
         raise TaskError(f"The tests of task {task.id!r} could not be laid: {laid.describe(500)}.")
-    found = await evaluate(task, sandbox, _SCRIPT, parser_named(_PARSER), _TIMEOUT_S)
+    run = await evaluate(task, sandbox, _SCRIPT, parser_named(_PARSER), _TIMEOUT_S)
     expected = spec["expected"]
-    statuses = found.reading.statuses
+    statuses = run.reading.statuses
     wanted = results(expected)
     got = results({test: status.value for test, status in statuses.items()})
     differing = sorted(test for test in wanted.keys() | got.keys() if wanted.get(test) != got.get(test))
     evidence = {
         "differing": differing[:_SHOWN],
-        "problem": found.reading.problem,
-        "exit_code": found.reading.exit_code,
-        "log": found.tail,
+        "problem": run.reading.problem,
+        "exit_code": run.reading.exit_code,
+        "log": run.tail,
         **shown_patch(patch),
     }
     part = sum(wanted[test] == got.get(test) for test in wanted) / len(wanted)

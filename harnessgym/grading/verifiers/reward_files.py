@@ -126,10 +126,10 @@ def _named(rewards: dict[str, float]) -> RewardChannels:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    json_object = dict(pairs)
+    if len(json_object) != len(pairs):
         raise ValueError("a key is there twice")
-    return found
+    return json_object
 
 
 def _shown(value: object) -> str:

@@ -161,7 +161,7 @@ def read_predictions(path: Path) -> dict[str, Prediction]:
     except (OSError, ValueError) as error:
         raise TaskError(f"{path} cannot be read as predictions: {error}.") from error
     rows = [{"instance_id": id_, **row} for id_, row in rows.items()] if isinstance(rows, dict) else rows
-    found: dict[str, Prediction] = {}
+    predictions: dict[str, Prediction] = {}
     for number, row in enumerate(rows, 1):
         good = isinstance(row, dict) and isinstance(row.get("instance_id"), str) and "model_patch" in row
         if not good or not isinstance(row["model_patch"], str | None):
@@ -169,12 +169,12 @@ def read_predictions(path: Path) -> dict[str, Prediction]:
                 f"{path}: prediction {number} must have an instance_id and a model_patch, which is text or "
                 "null."
             )
-        if row["instance_id"] in found:
+        if row["instance_id"] in predictions:
             raise TaskError(f"{path}: there are two predictions for {row['instance_id']!r}. Remove one.")
-        found[row["instance_id"]] = Prediction(
+        predictions[row["instance_id"]] = Prediction(
             row["instance_id"], row["model_patch"], str(row.get("model_name_or_path") or "")
         )
-    return found
+    return predictions
 
 
 async def _graded(task: Task, sandbox: Sandbox, patch: bytes) -> Grade:
@@ -191,9 +191,9 @@ async def _graded(task: Task, sandbox: Sandbox, patch: bytes) -> Grade:
     if not lays_tests and await apply(task, sandbox, patch_bytes(spec["test_patch"])) is None:
         return no_grade("the task's tests do not apply over what was changed", patch)
     await _lay_assets(task, spec, sandbox)
-    found = await evaluate(task, sandbox, script, parser_named(spec["log_parser"]), EVAL_S)
+    run = await evaluate(task, sandbox, script, parser_named(spec["log_parser"]), EVAL_S)
     grade = _grade(
-        spec, found, patch, how, sorted(set(patched_paths(patch.decode(errors="replace"))) & set(owned))
+        spec, run, patch, how, sorted(set(patched_paths(patch.decode(errors="replace"))) & set(owned))
     )
     return await doubted(task, sandbox, grade, script, spec) if grade.rewards["reward"] else grade
 
@@ -222,8 +222,8 @@ async def doubted(
     except FileNotFoundError:
         return grade
     parser = parser_named(spec["log_parser"])
-    found = await evaluate(task, sandbox, again.script, parser, EVAL_S, exit_code_decides=exit_code_decides)
-    missed = again.missed(found.reading, exit_code_decides=exit_code_decides)
+    run = await evaluate(task, sandbox, again.script, parser, EVAL_S, exit_code_decides=exit_code_decides)
+    missed = again.missed(run.reading, exit_code_decides=exit_code_decides)
     return replace(
         grade,
         tampered=missed and f"{missed}.",

@@ -80,10 +80,10 @@ async def _graded(task: Task, sandbox: Sandbox, patch: bytes) -> Grade:
     if await apply(task, sandbox, patch_bytes(spec["test_patch"]), (_RECOUNTED, *ATTEMPTS)) is None:
         return no_grade("the task's tests do not apply over what was changed", patch)
     script = script_of(spec["test_cmd"])
-    found = await evaluate(task, sandbox, script, parser_named(spec["log_parser"]), exit_code_decides=False)
-    problem = found.reading.problem
-    code = found.reading.exit_code
-    grade = _grade(spec, found.reading.statuses, patch, problem=problem, exit_code=code, log=found.tail)
+    run = await evaluate(task, sandbox, script, parser_named(spec["log_parser"]), exit_code_decides=False)
+    problem = run.reading.problem
+    code = run.reading.exit_code
+    grade = _grade(spec, run.reading.statuses, patch, problem=problem, exit_code=code, log=run.tail)
     return (
         await doubted(task, sandbox, grade, script, spec, exit_code_decides=False)
         if grade.rewards["reward"]

@@ -60,9 +60,9 @@ def pytest_report(output: str) -> TerminalBenchReport:
     footer = _FOOTER.search(parts[1])
     summary = parts[1][: footer.start()] if footer else parts[1]
     tests = {
-        f"{found[2].split(' - ', 1)[0].strip()}": found[1]
+        f"{match[2].split(' - ', 1)[0].strip()}": match[1]
         for line in summary.splitlines()
-        if (found := _LINE.fullmatch(line))
+        if (match := _LINE.fullmatch(line))
     }
     counted = footer and _PASSED.search(footer[0])
     passed = sum(status == "PASSED" for status in tests.values())

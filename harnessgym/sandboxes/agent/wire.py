@@ -150,7 +150,7 @@ def agent_binary(cache: Path | None = None) -> Path:
 def compiler() -> str | None:
     """The C compiler that would be used: `CC`, else the first that is installed; None if there is none."""
     names = (os.environ.get("CC", ""), *_COMPILERS)
-    return next((found for name in names if name and (found := shutil.which(name))), None)
+    return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
 def _fingerprint() -> str:

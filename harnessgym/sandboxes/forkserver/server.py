@@ -47,14 +47,14 @@ def main() -> None:
 
 def _sockets() -> set[int]:
     """Descriptors of this process that are sockets."""
-    found = set()
+    descriptors = set()
     for name in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                found.add(int(name))
+                descriptors.add(int(name))
         except FileNotFoundError:  # that of the listing
             continue
-    return found
+    return descriptors
 
 
 def _serve(control: socket.socket, namespaces: bool) -> None:

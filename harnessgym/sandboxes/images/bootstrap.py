@@ -47,15 +47,15 @@ class Repository:
 
 def codename() -> str:
     """The release name of this machine's system, e.g. `bookworm`. Raises ImageError if it has none."""
-    found = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
-    if not found:
+    release_name = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
+    if not release_name:
         raise ImageError(
             "This machine's system has no release name (VERSION_CODENAME in /etc/os-release), so the base "
             "image cannot be "
             "made here. Make it on Debian or Ubuntu and bring it over: docker save harnessgym/base | docker "
             "load."
         )
-    return found
+    return release_name
 
 
 @functools.cache
@@ -65,7 +65,7 @@ def repositories() -> tuple[Repository, ...]:
     Raises ImageError if there are none.
     """
     try:
-        found = subprocess.run(
+        process = subprocess.run(
             ["apt-get", "indextargets", "--format", "$(REPO_URI)|$(RELEASE)|$(COMPONENT)",
                 "Created-By: Packages"],
             capture_output=True, text=True, check=True,
@@ -76,7 +76,7 @@ def repositories() -> tuple[Repository, ...]:
         ) from error
     release = codename()
     components: dict[tuple[str, str], list[str]] = {}
-    for line in found.stdout.splitlines():
+    for line in process.stdout.splitlines():
         uri, name, component = line.split("|")
         if name == release or name.startswith(f"{release}-"):
             components.setdefault((uri, name), []).append(component)
@@ -111,8 +111,8 @@ def root(packages: tuple[str, ...], variant: str) -> Iterator[Path]:
                 f"debootstrap did not end within {_TIMEOUT_S} s. Is the Debian mirror reachable?"
             ) from error
         if done.returncode:
-            said = (done.stdout + done.stderr)[-_TAIL:].strip()
-            raise ImageError(f"debootstrap exited with {done.returncode}. Its last words:\n{said}")
+            output = (done.stdout + done.stderr)[-_TAIL:].strip()
+            raise ImageError(f"debootstrap exited with {done.returncode}. Its last words:\n{output}")
         _tidy(target, sources)
         yield target
 

@@ -57,14 +57,14 @@ def _tagged(builder: Builder, name: str, tag: str) -> str:
 
 
 def _base(builder: Builder) -> str:
-    told = _Base.model_validate(tomllib.loads((folder() / BASE / "recipe.toml").read_text()))
+    base_recipe = _Base.model_validate(tomllib.loads((folder() / BASE / "recipe.toml").read_text()))
     there = builder.engine.image(f"{REPOSITORY}{BASE}:latest")
     release = there.labels.get(_RELEASE) if there is not None else None
-    content = content_of(["base", release or codename(), platform.machine(), told.model_dump()])
+    content = content_of(["base", release or codename(), platform.machine(), base_recipe.model_dump()])
     # An image that was loaded from a file has no layer tag. Without it, `once` would build the image again.
     if there is not None and there.labels.get(LABEL) == content:
         there.tag(LAYERS, content)
-    builder.once(content, lambda: _import(builder, told, content))
+    builder.once(content, lambda: _import(builder, base_recipe, content))
     return f"{LAYERS}:{content}"
 
 
@@ -80,15 +80,15 @@ def _import(builder: Builder, told: _Base, content: str) -> None:
 def _send(client: Any, target: Path, content: str, changes: list[str]) -> None:
     command = ["tar", "--numeric-owner", "-C", str(target), "-c", "."]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as packing:
-        said: list[bytes] = []
+        stderr: list[bytes] = []
         # tar blocks if nobody reads its stderr while the engine reads its stdout.
-        reader = threading.Thread(target=lambda: said.append(cast("IO[bytes]", packing.stderr).read()))
+        reader = threading.Thread(target=lambda: stderr.append(cast("IO[bytes]", packing.stderr).read()))
         reader.start()
         answer = client.api.import_image_from_stream(
             packing.stdout, repository=LAYERS, tag=content, changes=changes
         )
         reader.join()
     if packing.returncode:
-        raise ImageError(f"tar exited with {packing.returncode}: {said[0].decode(errors='replace')[-500:]}")
+        raise ImageError(f"tar exited with {packing.returncode}: {stderr[0].decode(errors='replace')[-500:]}")
     if '"error"' in str(answer):
         raise ImageError(f"The engine did not import the base image: {answer}")

@@ -14,9 +14,9 @@ _SAY_S = 5.0
 
 def folder() -> Path:
     """The folder with this user's locks and marks."""
-    found = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "harnessgym" / "images"
-    found.mkdir(parents=True, exist_ok=True)
-    return found
+    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "harnessgym" / "images"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 @contextmanager
@@ -27,11 +27,11 @@ def alone(content: str, say: Callable[[str], None]) -> Iterator[None]:
     """
     # All contents share 256 lock files: removing a lock file would race with a process that opens it.
     lock = os.open(folder() / f"{content[:2]}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    began = said = time.monotonic()
+    began = reported_at = time.monotonic()
     try:
         while not _try(lock):
-            if (now := time.monotonic()) - said > _SAY_S:
-                said = now
+            if (now := time.monotonic()) - reported_at > _SAY_S:
+                reported_at = now
                 say(f"another process builds it; waited {now - began:.0f} s")
             time.sleep(_POLL_S)
         yield

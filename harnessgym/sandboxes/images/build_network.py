@@ -104,10 +104,10 @@ def proxies() -> dict[str, str]:
 def _authorities(lent: Lent) -> Mapping[str, str]:
     """Environment variables that name this machine's bundle of certificate authorities."""
     paths = ssl.get_default_verify_paths()
-    found = next(
+    bundle = next(
         (path for path in (paths.cafile, paths.openssl_cafile) if path and Path(path).is_file()), None
     )
-    return dict.fromkeys(_CA, lent.share(str(Path(found).resolve()))) if found else {}
+    return dict.fromkeys(_CA, lent.share(str(Path(bundle).resolve()))) if bundle else {}
 
 
 def _pip(lent: Lent) -> Mapping[str, str]:
@@ -116,13 +116,13 @@ def _pip(lent: Lent) -> Mapping[str, str]:
     files += [os.environ["PIP_CONFIG_FILE"]] if "PIP_CONFIG_FILE" in os.environ else []
     parser = configparser.RawConfigParser()
     parser.read([Path(name).expanduser() for name in files])
-    said = {
+    settings = {
         key: value
         for part in ("global", "install")
         if parser.has_section(part)
         for key, value in parser.items(part)
     }
-    said |= {
+    settings |= {
         name[4:].lower().replace("_", "-"): value
         for name, value in os.environ.items()
         if name.startswith("PIP_")
@@ -131,7 +131,7 @@ def _pip(lent: Lent) -> Mapping[str, str]:
         f"PIP_{key.upper().replace('-', '_')}": " ".join(_reach(word, lent) for word in value.split())
         if key in _PATHS
         else value
-        for key, value in said.items()
+        for key, value in settings.items()
         if key in _PIP
     }
 

@@ -251,8 +251,8 @@ def _commit(container: Any, layer: Layer, content: str, changes: Sequence[str]) 
 
 
 def _last_words(container: Any) -> str:
-    said = container.logs(tail=_TAIL).decode(errors="replace").strip()
-    return f" Its last words:\n{said}" if said else " It said nothing."
+    output = container.logs(tail=_TAIL).decode(errors="replace").strip()
+    return f" Its last words:\n{output}" if output else " It said nothing."
 
 
 def _files(copied: Copied) -> Iterator[tuple[Path, str]]:
@@ -267,12 +267,12 @@ def _files(copied: Copied) -> Iterator[tuple[Path, str]]:
 
 
 def _digest(copied: Copied) -> str:
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for path, to in _files(copied):
         data = path.read_bytes()
-        found.update(f"{to}\0{_mode(path)}\0{len(data)}\0".encode())
-        found.update(data)
-    return found.hexdigest()
+        digest.update(f"{to}\0{_mode(path)}\0{len(data)}\0".encode())
+        digest.update(data)
+    return digest.hexdigest()
 
 
 def _mode(path: Path) -> int:

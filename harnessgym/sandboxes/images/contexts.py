@@ -61,21 +61,21 @@ def starting_images(dockerfile: str) -> list[str]:
     Leaves out its own stages and names that use a build argument without a default.
     """
     # Only an ARG before the first FROM counts in a FROM, as in the engine.
-    given = dict[str, str]()
+    defaults = dict[str, str]()
     stages = set[str]()
-    found = list[str]()
+    images = list[str]()
     for _, word, rest in instructions(dockerfile):
         words = [each for each in rest.split() if not each.startswith("--")]
-        if word == "ARG" and not stages and not found:
+        if word == "ARG" and not stages and not images:
             name, _, default = rest.partition("=")
-            given[name.strip()] = default.strip().strip("\"'")
+            defaults[name.strip()] = default.strip().strip("\"'")
         elif word == "FROM" and words:
-            found.append(_filled(words[0], given, stages))
+            images.append(_filled(words[0], defaults, stages))
             stages.update(each.lower() for each in words[2:3])
         elif word == "COPY":
             sources = re.findall(r"--from=(\S+)", rest)
-            found += [_filled(each, {}, stages) for each in sources if not each.isdigit()]
-    return [image for image in dict.fromkeys(found) if image and image != _NOTHING]
+            images += [_filled(each, {}, stages) for each in sources if not each.isdigit()]
+    return [image for image in dict.fromkeys(images) if image and image != _NOTHING]
 
 
 def _filled(image: str, given: dict[str, str], stages: set[str]) -> str:
@@ -91,35 +91,35 @@ def _present(image: str, folder: Path, builder: Builder) -> str:
     """The id of an image that a Dockerfile starts from. If it is missing, builds ours and pulls others."""
     if (ours := recipe_name(image)) is not None:
         build(ours, builder)
-    found = builder.engine.image(image)
-    if found is None:
+    engine_image = builder.engine.image(image)
+    if engine_image is None:
         builder.say(f"pull {image}")
         try:
-            found = builder.engine.client.images.pull(image)
+            engine_image = builder.engine.client.images.pull(image)
         except sdk().errors.APIError as error:
             raise ImageError(
                 f"{folder / _DOCKERFILE} starts from the image {image!r}, which is not on the Docker engine "
                 "and could not be "
                 f"pulled: {error.explanation or error}. Load it, or start from another image."
             ) from error
-    return str(found.id)
+    return str(engine_image.id)
 
 
 def _build(folder: Path, content: str, builder: Builder) -> None:
     from urllib3.exceptions import TimeoutError as Late
 
-    said: deque[str] = deque(maxlen=_TAIL)
+    last_lines: deque[str] = deque(maxlen=_TAIL)
     try:
         with _answer(builder.engine.client.api) as answered:
             for line in _output(folder, content, builder, answered):
-                said.append(line)
+                last_lines.append(line)
                 builder.say(line)
     except _Failure as error:
-        raise _failed(folder, f"failed: {error}", said) from error
+        raise _failed(folder, f"failed: {error}", last_lines) from error
     except sdk().errors.APIError as error:
-        raise _failed(folder, f"was refused: {error.explanation or error}", said) from error
+        raise _failed(folder, f"was refused: {error.explanation or error}", last_lines) from error
     except (Late, TimeoutError) as error:
-        raise _failed(folder, f"did not end within {builder.timeout_s:g} s", said) from error
+        raise _failed(folder, f"did not end within {builder.timeout_s:g} s", last_lines) from error
 
 
 class _Failure(Exception):
@@ -168,17 +168,17 @@ def _answer(session: Any) -> Iterator[list[Any]]:
 
     The engine ends a build whose response is closed.
     """
-    found: list[Any] = []
+    responses: list[Any] = []
 
     def note(response: Any, **_: object) -> None:
-        found.append(response)
+        responses.append(response)
 
     session.hooks["response"].append(note)
     try:
-        yield found
+        yield responses
     finally:
         session.hooks["response"].remove(note)
-        for response in found:
+        for response in responses:
             response.close()
 
 
@@ -196,12 +196,12 @@ def _digest(folder: Path) -> str:
     ignored = folder / ".dockerignore"
     lines = (line.strip() for line in ignored.read_text().splitlines()) if ignored.is_file() else ()
     patterns = [line for line in lines if line and not line.startswith("#")]
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for name in sorted(exclude_paths(str(folder), patterns, dockerfile=_DOCKERFILE)):
         path = folder / name
         status = path.lstat()
         link = os.readlink(path) if stat.S_ISLNK(status.st_mode) else ""
         data = path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
-        found.update(f"{name}\0{status.st_mode}\0{link}\0{len(data)}\0".encode(errors="surrogateescape"))
-        found.update(data)
-    return found.hexdigest()
+        digest.update(f"{name}\0{status.st_mode}\0{link}\0{len(data)}\0".encode(errors="surrogateescape"))
+        digest.update(data)
+    return digest.hexdigest()

@@ -61,7 +61,7 @@ mkdir -p "$workspace"
 
 def workdir(image: str, engine: EngineConnection) -> str:
     """The WORKDIR of an existing image; "/" if it has none. Raises ImageError if there is no such image."""
-    return str(_found(image, engine).attrs["Config"].get("WorkingDir") or "/")
+    return str(_inspect_image(image, engine).attrs["Config"].get("WorkingDir") or "/")
 
 
 def home_layer(home: str, image: str, engine: EngineConnection) -> Layer | None:
@@ -74,7 +74,7 @@ def home_layer(home: str, image: str, engine: EngineConnection) -> Layer | None:
         if not home.strip("/"):
             return None
     home = checked_home(home)
-    volumes = _found(image, engine).attrs["Config"].get("Volumes") or ()
+    volumes = _inspect_image(image, engine).attrs["Config"].get("Volumes") or ()
     for volume in volumes:
         if PurePosixPath(volume).is_relative_to(home) or PurePosixPath(home).is_relative_to(volume):
             raise ImageError(
@@ -113,14 +113,14 @@ def checked_home(home: str) -> str:
     return str(path)
 
 
-def _found(image: str, engine: EngineConnection) -> Any:
-    found = engine.image(image)
-    if found is None:
+def _inspect_image(image: str, engine: EngineConnection) -> Any:
+    engine_image = engine.image(image)
+    if engine_image is None:
         raise ImageError(
             f"The engine has no image {image!r}. Build or load it: harnessgym images list shows what is "
             "there."
         )
-    return found
+    return engine_image
 
 
 _TIMEOUT_S = 3_600.0

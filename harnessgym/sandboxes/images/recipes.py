@@ -41,9 +41,9 @@ def folder() -> Path:
     """
     beside = Path(__file__).resolve().parents[3] / "docker"
     installed = Path(sysconfig.get_path("data")) / "share" / "harnessgym" / "docker"
-    for found in (beside, installed):
-        if (found / BASE / "recipe.toml").is_file():
-            return found
+    for path in (beside, installed):
+        if (path / BASE / "recipe.toml").is_file():
+            return path
     raise ImageError(
         f"There are no image recipes (looked for {beside} and {installed}). Install harnessgym-rl again."
     )
@@ -51,16 +51,16 @@ def folder() -> Path:
 
 def names() -> list[str]:
     """The names of all recipes, each after the one it starts from."""
-    found = sorted(path.parent.name for path in folder().glob("*/Dockerfile"))
+    remaining = sorted(path.parent.name for path in folder().glob("*/Dockerfile"))
     ordered = [BASE]
-    while found:
-        ready = [name for name in found if (recipe_name(_parent(name)) or BASE) in ordered]
+    while remaining:
+        ready = [name for name in remaining if (recipe_name(_parent(name)) or BASE) in ordered]
         if not ready:
             raise ImageError(
-                f"Recipes start from each other, or from one that does not exist: {', '.join(found)}."
+                f"Recipes start from each other, or from one that does not exist: {', '.join(remaining)}."
             )
         ordered += ready
-        found = [name for name in found if name not in ready]
+        remaining = [name for name in remaining if name not in ready]
     return ordered
 
 
@@ -156,7 +156,7 @@ class Dockerfile:
 
 def instructions(text: str) -> list[tuple[int, str, str]]:
     """Line number, name and arguments of each instruction, without comments, continued lines joined."""
-    found: list[tuple[int, str, str]] = []
+    entries: list[tuple[int, str, str]] = []
     pending = ""
     began = 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -166,7 +166,7 @@ def instructions(text: str) -> list[tuple[int, str, str]]:
         pending += re.sub(r"\\\s*$", " ", line.strip())
         if not line.rstrip().endswith("\\"):
             word, _, rest = pending.partition(" ")
-            found.append((began, word.upper(), rest.strip()))
+            entries.append((began, word.upper(), rest.strip()))
             pending = ""
             began = 0
-    return found
+    return entries

@@ -42,17 +42,17 @@ class Dart:
 
     def choose(self, number: int, wanted: int, visits: Sequence[Visit]) -> Sequence[Pick]:
         """See `Selector`."""
-        told = self._settings
-        found = dict[str, list[Visit]]()
+        settings = self._settings
+        visits_by_task = dict[str, list[Visit]]()
         for visit in visits:
             if visit.rewards:
-                found.setdefault(visit.task, []).append(visit)
+                visits_by_task.setdefault(visit.task, []).append(visit)
         picks = []
         for place in range(number, number + wanted):
             task = in_turn(self._pool, place)
-            last = found.get(task, [])[-told.remembered :]
+            last = visits_by_task.get(task, [])[-settings.remembered :]
             rate = sum(map(success, last)) / sum(len(visit.rewards) for visit in last) if last else 0.0
-            picks.append(Pick(task, count(rate, self._pool.group_size, told.threshold, told.least)))
+            picks.append(Pick(task, count(rate, self._pool.group_size, settings.threshold, settings.least)))
         return picks
 
 

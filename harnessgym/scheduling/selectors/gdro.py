@@ -93,7 +93,7 @@ class Gdro:
 
     def _learnt(self, visits: Sequence[Visit]) -> _State:
         """Replay all visits. Each counts for the bin that its task was in before it."""
-        told = self._settings
+        settings = self._settings
         state = _State()
         known = set(self._pool.tasks)
         for visit in visits:
@@ -101,14 +101,16 @@ class Gdro:
                 continue
             own = state.bin_of.get(visit.task, 0)
             p = success(visit) / len(visit.rewards)
-            state.scores[own] = state.scores.get(own, 1 - p) * (1 - told.score_ema) + told.score_ema * (1 - p)
-            price = told.price * (visit.size - self._pool.group_size)
+            state.scores[own] = state.scores.get(own, 1 - p) * (
+                1 - settings.score_ema
+            ) + settings.score_ema * (1 - p)
+            price = settings.price * (visit.size - self._pool.group_size)
             state.arms[own, visit.size] -= p * (1 - p) / len(visit.rewards) + price
             passed = state.passes[visit.task]
             passed[0] += max(visit.rewards) > SUCCESS
             passed[1] += 1
             state.bin_of[visit.task] = moved(
-                state.bin_of.get(visit.task), passed[0] / passed[1], told.bins, told.hysteresis
+                state.bin_of.get(visit.task), passed[0] / passed[1], settings.bins, settings.hysteresis
             )
         return state
 
@@ -127,9 +129,13 @@ class Gdro:
     def _allot(
         self, block: BudgetBlock, bins: Sequence[int], state: _State, random: np.random.Generator
     ) -> list[int]:
-        told = self._settings
+        settings = self._settings
         likely = [
-            np.log(weights(np.array([state.arms[own, size] for size in self._sizes]), told.rate, told.mix))
+            np.log(
+                weights(
+                    np.array([state.arms[own, size] for size in self._sizes]), settings.rate, settings.mix
+                )
+            )
             for own in bins
         ]
         noisy = [logp + random.gumbel(size=len(self._sizes)) for logp in likely]
@@ -145,11 +151,13 @@ def weights(scores_B: Float64Array, rate: float, mix: float) -> Float64Array:
 
 def moved(before: int | None, mean: float, bins: int, hysteresis: float) -> int:
     """The bin of a task with this mean among `bins` equal ones, with hysteresis at the edges of `before`."""
-    found = min(bins - 1, int(mean * bins))
-    if before is None or found == before:
-        return found
-    left = mean >= (before + 1) / bins + hysteresis if found > before else mean <= before / bins - hysteresis
-    return found if left else before
+    new_bin = min(bins - 1, int(mean * bins))
+    if before is None or new_bin == before:
+        return new_bin
+    left = (
+        mean >= (before + 1) / bins + hysteresis if new_bin > before else mean <= before / bins - hysteresis
+    )
+    return new_bin if left else before
 
 
 def allot(scores_G: Sequence[Float64Array], sizes: Sequence[int], budget: int, later: int) -> list[int]:
@@ -163,14 +171,14 @@ def allot(scores_G: Sequence[Float64Array], sizes: Sequence[int], budget: int, l
     after = {0}
     for _ in range(later):
         after = {spent + size for spent in after for size in sizes}
-    found: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
+    choices: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
     for scores in scores_G:
         reached: dict[int, tuple[float, tuple[int, ...]]] = {}
-        for spent, (score, chosen) in found.items():
+        for spent, (score, chosen) in choices.items():
             for size, more in zip(sizes, scores, strict=True):
                 total = score + float(more)
                 if spent + size not in reached or total > reached[spent + size][0]:
                     reached[spent + size] = total, (*chosen, size)
-        found = reached
-    missed = {spent: min(abs(budget - spent - rest) for rest in after) for spent in found}
-    return list(max(found.items(), key=lambda item: (-missed[item[0]], item[1][0]))[1][1])
+        choices = reached
+    missed = {spent: min(abs(budget - spent - rest) for rest in after) for spent in choices}
+    return list(max(choices.items(), key=lambda item: (-missed[item[0]], item[1][0]))[1][1])

@@ -50,14 +50,14 @@ class Insight:
     def choose(self, number: int, wanted: int, visits: Sequence[Visit]) -> Sequence[Pick]:
         """See `Selector`."""
         pool = self._pool
-        told = self._settings
-        known = beliefs(pool, visits, visit_decay=told.forget)
-        scores_N = score(known.alpha_N, known.beta_N, pool.group_size, told.sharpness, told.target)
+        settings = self._settings
+        known = beliefs(pool, visits, visit_decay=settings.forget)
+        scores_N = score(known.alpha_N, known.beta_N, pool.group_size, settings.sharpness, settings.target)
         busy_N = open_groups(pool, visits)
         free = np.flatnonzero(busy_N == busy_N.min())
         if len(free) < wanted:
             free = np.arange(len(pool.tasks))
-        size = min(told.candidates * max(1, wanted), len(free))
+        size = min(settings.candidates * max(1, wanted), len(free))
         drawn = np.random.default_rng([pool.seed, number]).choice(free, size, replace=False)
         chosen = best(scores_N[drawn], busy_N[drawn], wanted)
         return [Pick(pool.tasks[drawn[place]], pool.group_size) for place in chosen]
@@ -83,9 +83,9 @@ def information(a_N: Float64Array, b_N: Float64Array, rollouts: int) -> Float64A
     logp_KN = ways + log_beta(a_N + k, b_N + rollouts - k) - log_beta(a_N, b_N)
     p_KN = np.exp(logp_KN)
     known_N = (p_KN * ways).sum(0) + rollouts * (_mean_p_log_p(a_N, b_N) + _mean_p_log_p(b_N, a_N))
-    found: Float64Array = known_N - (p_KN * logp_KN).sum(0)
+    information_N: Float64Array = known_N - (p_KN * logp_KN).sum(0)
     # Rounding can make an information of 0 slightly negative.
-    return np.maximum(found, 0.0)
+    return np.maximum(information_N, 0.0)
 
 
 def _mean_p_log_p(a_N: Float64Array, b_N: Float64Array) -> Float64Array:

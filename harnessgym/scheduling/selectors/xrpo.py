@@ -58,7 +58,7 @@ class Xrpo:
         for visit in visits:
             if visit.rewards:
                 rewards.setdefault(visit.task, []).append(visit.rewards)
-        total = sum(len(given) for found in rewards.values() for given in found)
+        total = sum(len(group) for groups in rewards.values() for group in groups)
         return [
             pick
             for block in blocks(self._pool, number, wanted, visits)
@@ -70,7 +70,7 @@ class Xrpo:
     ) -> list[Pick]:
         tasks = [in_turn(self._pool, place) for place in range(block.number, block.number + block.groups)]
         known = [
-            [value for given in rewards.get(task, ())[-self._settings.remembered :] for value in given]
+            [value for group in rewards.get(task, ())[-self._settings.remembered :] for value in group]
             for task in tasks
         ]
         spread = [float(np.std(values, ddof=1)) if len(values) > 1 else 0.5 for values in known]

@@ -115,8 +115,8 @@ class PostgresqlBackend:
             driver.adapters.register_dumper(str, _TextDumper)
             # A server may be configured with synchronous_commit=off, which can lose commits. Every stricter
             # setting, such as remote_apply, is kept.
-            found = driver.execute("SHOW synchronous_commit").fetchone()
-            durable = "on" if found is None or found[0] == "off" else found[0]
+            row = driver.execute("SHOW synchronous_commit").fetchone()
+            durable = "on" if row is None or row[0] == "off" else row[0]
             driver.execute(_SETTINGS, (f"{PATIENCE_S:.0f}s", durable))
 
         @event.listens_for(engine, "begin")
@@ -168,14 +168,14 @@ class PostgresqlBackend:
     def explain(self, error: BaseException) -> str:
         """See `Backend.explain`."""
         cause = _cause(error)
-        said = _said(cause)
+        message = _server_message(cause)
         name = shown(self.url)
         state = getattr(cause, "sqlstate", None) or _state_said(str(cause)) or ""
         known = _EXPLANATIONS.get(state)
         if known is None and (self.away(error) or state.startswith(_AWAY)):
             known = "The database server does not answer at {name} ({said}). Start it, or correct the URL."
         known = known or "The trace database {name} refused: {said}"
-        return known.format(name=name, said=said, database=self.url.database)
+        return known.format(name=name, said=message, database=self.url.database)
 
     def vacuum(self, conn: Connection, *, full: bool = False) -> None:
         """See `Backend.vacuum`. Marks space as free for later rows.
@@ -295,11 +295,11 @@ class _TextDumper(StrDumper):
 
 
 def _cause(error: BaseException) -> BaseException:
-    found = getattr(error, "orig", None)
-    return found if isinstance(found, BaseException) else error
+    driver_error = getattr(error, "orig", None)
+    return driver_error if isinstance(driver_error, BaseException) else error
 
 
-def _said(cause: BaseException) -> str:
+def _server_message(cause: BaseException) -> str:
     """Return the server's message on one line."""
     diagnosis = cause.diag if isinstance(cause, psycopg.Error) else None
     parts = (diagnosis.message_primary, diagnosis.message_detail) if diagnosis is not None else ()

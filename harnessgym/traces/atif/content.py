@@ -56,18 +56,18 @@ def tool_calls_of(message: Message) -> list[schema.AtifToolCall] | None:
 
 def answer_of(step: schema.AtifStep) -> Message:
     """Return the answer that a step of the agent holds."""
-    said = message_of("assistant", step.message, extra=step.extra)
+    message = message_of("assistant", step.message, extra=step.extra)
     calls = tuple(
         ToolCall(call.tool_call_id, call.function_name, (call.extra or {}).get("text", _text(call.arguments)))
         for call in step.tool_calls or ()
     )
     return Message(
         "assistant",
-        said.content,
+        message.content,
         reasoning=step.reasoning_content or "",
         tool_calls=calls,
-        name=said.name,
-        images=said.images,
+        name=message.name,
+        images=message.images,
     )
 
 

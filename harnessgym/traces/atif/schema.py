@@ -119,13 +119,13 @@ class AtifStep(_Strict):
     def _holds_the_rules(self) -> Self:
         if self.timestamp is not None:
             datetime.fromisoformat(self.timestamp)
-        given = [name for name in _AGENT_ONLY if getattr(self, name) is not None]
-        if self.source != "agent" and given:
-            raise ValueError(f"only steps of the agent have {', '.join(given)}")
+        agent_fields = [name for name in _AGENT_ONLY if getattr(self, name) is not None]
+        if self.source != "agent" and agent_fields:
+            raise ValueError(f"only steps of the agent have {', '.join(agent_fields)}")
         if (
             self.source == "agent"
             and self.llm_call_count == 0
-            and {"metrics", "reasoning_content"} & set(given)
+            and {"metrics", "reasoning_content"} & set(agent_fields)
         ):
             raise ValueError("a step without a model call has neither `metrics` nor `reasoning_content`")
         known = {call.tool_call_id for call in self.tool_calls or ()}

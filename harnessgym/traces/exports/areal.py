@@ -48,5 +48,5 @@ def arrays(rollout: TracedRollout) -> Iterator[dict[str, npt.NDArray[Any]]]:
 
 
 def _lines(rollout: TracedRollout) -> Iterator[dict[str, Any]]:
-    for found in arrays(rollout):
-        yield {name: array.tolist() for name, array in found.items()}
+    for row_arrays in arrays(rollout):
+        yield {name: array.tolist() for name, array in row_arrays.items()}

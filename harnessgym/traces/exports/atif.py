@@ -46,8 +46,11 @@ def document(rollout: TracedRollout) -> Json:
     for exchange in rollout.transcript.exchanges:
         voices.setdefault(exchange.call.agent_id or f"{exchange.call.session_id}:side", []).append(exchange)
     agents = {agent.id: agent for agent in rollout.graph.agents}
-    voices = OrderedDict((name, said) for name, said in voices.items() if said)
-    made = {name: _trajectory(rollout, name, agents.get(name), said, voices) for name, said in voices.items()}
+    voices = OrderedDict((name, exchanges) for name, exchanges in voices.items() if exchanges)
+    made = {
+        name: _trajectory(rollout, name, agents.get(name), exchanges, voices)
+        for name, exchanges in voices.items()
+    }
     if not made:
         raise TraceError(f"Rollout {rollout.id} has no calls; an ATIF document has one step at least.")
     # An agent whose parent has no trajectory, e.g. because it made no calls, goes below the root.
@@ -206,8 +209,8 @@ class _Steps:
 
 def _counts(call: CallFacts) -> tuple[int, int | None]:
     """Return prompt and completion tokens; for an import without token ids, the reported counts."""
-    told = call.usage.get("told_completion_tokens", call.completion_len)
-    return call.usage.get("told_prompt_tokens", call.prompt_len), told
+    completion_tokens = call.usage.get("told_completion_tokens", call.completion_len)
+    return call.usage.get("told_prompt_tokens", call.prompt_len), completion_tokens
 
 
 def _metrics(rollout: TracedRollout, call: CallFacts) -> schema.Metrics:
@@ -238,9 +241,20 @@ def _call(exchange: Exchange, heard: list[list[int]]) -> Json:
         "break_detail",
         "error",
     )
-    said = {name: getattr(call, name) for name in names}
+    call_fields = {name: getattr(call, name) for name in names}
     joined = {"session": call.session_id, "parent": call.parent_call_id, "continues": exchange.continues}
     spans = [[span.start, span.end, span.version] for span in call.versions]
-    told = {"shared": exchange.shared, "heard": heard, "versions": spans, "sampling": dict(call.sampling)}
-    out = {**said, **joined, **told, "timings": dict(call.timings), "answered": exchange.answer is not None}
+    other_fields = {
+        "shared": exchange.shared,
+        "heard": heard,
+        "versions": spans,
+        "sampling": dict(call.sampling),
+    }
+    out = {
+        **call_fields,
+        **joined,
+        **other_fields,
+        "timings": dict(call.timings),
+        "answered": exchange.answer is not None,
+    }
     return {name: value for name, value in out.items() if value is not None}

@@ -56,29 +56,29 @@ class Mas:
 
 def document(rollout: TracedRollout) -> Json:
     """Return a rollout as a trace of the schema. Raises `TraceError` if it has no events."""
-    found = rollout.graph
-    if not found.events:
+    graph = rollout.graph
+    if not graph.events:
         raise TraceError(f"Rollout {rollout.id} has no events; an orchestration trace has one at least.")
-    events = [_event(rollout, event) for event in found.events]
-    events[0] |= {"x_rollout": _facts(found), "x_agents": [asdict(agent) for agent in found.agents]}
+    events = [_event(rollout, event) for event in graph.events]
+    events[0] |= {"x_rollout": _facts(graph), "x_agents": [asdict(agent) for agent in graph.agents]}
     by_id = {event["id"]: event for event in events}
-    for edge in found.edges:
+    for edge in graph.edges:
         if edge.evidence is not None or edge.confidence is not None:
-            told = {
+            inferred_edge = {
                 "src": edge.source,
                 "type": edge.kind,
                 "evidence": edge.evidence,
                 "confidence": edge.confidence,
             }
-            by_id[edge.target].setdefault("x_inferred_edges", []).append(told)
+            by_id[edge.target].setdefault("x_inferred_edges", []).append(inferred_edge)
     out = {
         "trace_id": rollout.id,
-        "task_id": f"{found.rollout.task_set}/{found.rollout.task_key}",
-        "system": found.rollout.harness,
-        "topology": _topology(found.agents),
+        "task_id": f"{graph.rollout.task_set}/{graph.rollout.task_key}",
+        "system": graph.rollout.harness,
+        "topology": _topology(graph.agents),
         "events": events,
-        "edges": [_edge(edge) for edge in found.edges],
-        "rewards": {_key(reward): reward.value for reward in found.rewards},
+        "edges": [_edge(edge) for edge in graph.edges],
+        "rewards": {_key(reward): reward.value for reward in graph.rewards},
         "costs": _costs(events),
         "metrics": {} if rollout.reward is None else {"task_success": rollout.reward},
     }
@@ -88,26 +88,28 @@ def document(rollout: TracedRollout) -> Json:
 
 def check(document: dict[str, Any]) -> None:
     """Raise `TraceError` with the first problems of a document, or `ConfigError` if jsonschema is missing."""
-    found = [f"{error.json_path}: {error.message}" for error in _validator().iter_errors(document)]
-    if not found:
+    problems = [f"{error.json_path}: {error.message}" for error in _validator().iter_errors(document)]
+    if not problems:
         ids = Counter(event["id"] for event in document["events"])
-        found = [f"event id {name!r} is there {number} times" for name, number in ids.items() if number > 1]
+        problems = [
+            f"event id {name!r} is there {number} times" for name, number in ids.items() if number > 1
+        ]
         ends = ((edge[end], edge) for edge in document["edges"] for end in ("src", "dst"))
-        found += [
+        problems += [
             f"a {edge['type']} edge names event {name!r}, which is not there"
             for name, edge in ends
             if name not in ids
         ]
-    if found:
-        more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
-        raise TraceError(f"Not an orchestration trace: {'; '.join(found[:3])}{more}.")
+    if problems:
+        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+        raise TraceError(f"Not an orchestration trace: {'; '.join(problems[:3])}{more}.")
 
 
 def _event(rollout: TracedRollout, event: GraphEvent) -> Json:
-    found = rollout.graph
+    graph = rollout.graph
     attributes = dict(event.attributes)
-    call = found.calls.get(event.call_id or "")
-    roles = {agent.id: agent.role for agent in found.agents}
+    call = graph.calls.get(event.call_id or "")
+    roles = {agent.id: agent.role for agent in graph.agents}
     tokens = (
         attributes.pop("x_token_ref", None) if call is None else _token_ref(call, rollout.policy_of(call))
     )

@@ -67,7 +67,7 @@ class _Spans:
 
     @classmethod
     def of(cls, rollout: TracedRollout) -> "_Spans":
-        said = {exchange.call.id: exchange for exchange in rollout.transcript.exchanges}
+        exchanges = {exchange.call.id: exchange for exchange in rollout.transcript.exchanges}
         results = {
             (event.agent_id, str(event.attributes.get("tool_call_id"))): event
             for event in rollout.graph.of_kind("tool_result")
@@ -76,7 +76,7 @@ class _Spans:
         for edge in rollout.graph.edges:
             if edge.kind != "temporal":
                 edges.setdefault(edge.target, []).append(edge)
-        return cls(rollout, said, results, edges)
+        return cls(rollout, exchanges, results, edges)
 
     def all(self) -> Iterator[Json]:
         """Yield the spans of the rollout, its agents, calls and tool calls."""
@@ -90,7 +90,7 @@ class _Spans:
 
     def _whole(self) -> Json:
         facts = self.rollout.facts
-        found = self.rollout.graph
+        graph = self.rollout.graph
         start, end = self._times(None)
         attributes = {
             "gen_ai.operation.name": "invoke_agent",
@@ -111,11 +111,11 @@ class _Spans:
                 "harnessgym.reward.unit": item.unit,
                 "harnessgym.reward.target": item.target,
             })
-            for item in found.rewards
+            for item in graph.rewards
         ]  # fmt: skip
         loose = [
             self._happened(event)
-            for event in found.events
+            for event in graph.events
             if event.agent_id is None and event.kind not in _SPANS
         ]
         failed = facts.stop_reason if facts.status == "failed" else None
@@ -145,9 +145,9 @@ class _Spans:
     def _call(self, exchange: Exchange) -> Json:
         call = exchange.call
         model = self.rollout.policy_of(exchange.call)
-        asked = self.rollout.transcript.said(call.id)
+        asked = self.rollout.transcript.messages_through(call.id)
         heard = [message for message, call_id in asked if call_id != call.id]
-        told = call.usage.get("told_prompt_tokens", call.prompt_len)
+        prompt_tokens = call.usage.get("told_prompt_tokens", call.prompt_len)
         attributes = {
             "gen_ai.operation.name": "chat" if call.protocol != "completions" else "text_completion",
             "gen_ai.provider.name": _PROVIDER,
@@ -158,7 +158,7 @@ class _Spans:
             "gen_ai.request.temperature": call.sampling.get("temperature"),
             "gen_ai.request.top_p": call.sampling.get("top_p"),
             "gen_ai.request.max_tokens": call.sampling.get("max_tokens"),
-            "gen_ai.usage.input_tokens": told,
+            "gen_ai.usage.input_tokens": prompt_tokens,
             "gen_ai.usage.output_tokens": call.usage.get("told_completion_tokens", call.completion_len),
             "gen_ai.agent.id": call.agent_id,
             "gen_ai.agent.name": exchange.agent or None,

@@ -48,5 +48,5 @@ def scalar_advantage(rollout: TracedRollout, row: Row) -> float:
             "for TRL need an "
             "advantage. Leave it out: `--min-reward`."
         )
-    found = np.asarray(rollout.group_rewards, np.float64)
-    return float((rollout.reward - found.mean()) / (found.std() + 1e-8))
+    group_rewards = np.asarray(rollout.group_rewards, np.float64)
+    return float((rollout.reward - group_rewards.mean()) / (group_rewards.std() + 1e-8))

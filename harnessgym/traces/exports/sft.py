@@ -31,15 +31,15 @@ class Sft:
 
 def branches(rollout: TracedRollout) -> Iterator[Json]:
     """Yield each conversation that no other one continues."""
-    found = rollout.transcript
+    transcript = rollout.transcript
     used = set[str]()
     usable = _usable(rollout)
-    for leaf in _leaves(found, usable):
-        said = found.said(leaf.call.id)
-        fresh = [call_id in usable and call_id not in used for _, call_id in said]
-        used.update(call_id for _, call_id in said if call_id is not None)
+    for leaf in _leaves(transcript, usable):
+        conversation = transcript.messages_through(leaf.call.id)
+        fresh = [call_id in usable and call_id not in used for _, call_id in conversation]
+        used.update(call_id for _, call_id in conversation if call_id is not None)
         yield {
-            "messages": [to_wire(message.in_words()) for message, _ in said],
+            "messages": [to_wire(message.in_words()) for message, _ in conversation],
             "tools": tools_to_wire(leaf.tools),
             "loss_mask": [int(one) for one in fresh],
             "rollout_id": rollout.id,

@@ -36,7 +36,7 @@ def samples(rollout: TracedRollout) -> Iterator[Json]:
     # TRL's group ids are integers. The shift keeps the hash within a signed 64-bit integer.
     group = int.from_bytes(blake2b(rollout.facts.group_id.encode(), digest_size=8).digest(), "big") >> 1
     for row in rollout.trajectory.rows:
-        prompt, completion = _said(rollout, row)
+        prompt, completion = _split_conversation(rollout, row)
         yield {
             "prompt": prompt,
             "completion": completion,
@@ -50,14 +50,14 @@ def samples(rollout: TracedRollout) -> Iterator[Json]:
         }
 
 
-def _said(rollout: TracedRollout, row: Row) -> tuple[list[Json], list[Json]]:
+def _split_conversation(rollout: TracedRollout, row: Row) -> tuple[list[Json], list[Json]]:
     """Return the row's conversation before its first answer, and from there on."""
-    said = rollout.transcript.said(row.turns[-1].call_id)
+    conversation = rollout.transcript.messages_through(row.turns[-1].call_id)
     missing = any(item.answer is None for item in rollout.transcript.exchanges if item.call.id in _calls(row))
     if missing:
         return [], []
-    start = next(at for at, (_, call_id) in enumerate(said) if call_id is not None)
-    messages = [to_wire(message.in_words()) for message, _ in said]
+    start = next(at for at, (_, call_id) in enumerate(conversation) if call_id is not None)
+    messages = [to_wire(message.in_words()) for message, _ in conversation]
     return messages[:start], messages[start:]
 
 

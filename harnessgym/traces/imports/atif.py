@@ -64,7 +64,7 @@ class AtifImport:
             id(voice): _agent(rows, voice, parent, begun + 1e-6 * at)
             for at, (voice, parent) in enumerate(voices)
         }
-        calls = [found for voice, _ in voices for found in _calls(voice, agents[id(voice)], begun)]
+        calls = [model_call for voice, _ in voices for model_call in _calls(voice, agents[id(voice)], begun)]
         writer = ImportCalls(rows)
         several = any(model not in (None, facts.policy) for model, _ in calls)
         for model, call in sorted(calls, key=lambda told: (told[1].session, told[1].about.get("ordinal", 0))):
@@ -186,8 +186,8 @@ def _of_agent(voice: AtifTrajectory) -> Json:
 
 def _rewards(root: AtifTrajectory) -> list[Json]:
     """Return the rewards that our export wrote, with an empty dict for each that is not ours."""
-    found = (root.extra or {}).get("rewards", [])
-    return [ours(ToldReward, item) for item in (found if isinstance(found, list) else [found])]
+    rewards = (root.extra or {}).get("rewards", [])
+    return [ours(ToldReward, item) for item in (rewards if isinstance(rewards, list) else [rewards])]
 
 
 def _message(steps: list[AtifStep], where: list[int]) -> Message:
@@ -207,9 +207,9 @@ def _spawn(rows: ImportRows, voice: AtifTrajectory, parent: AtifTrajectory | Non
     """Write the spawn events of an agent: those of our export, else one per result that refers to it."""
     about = _of_agent(voice)
     child = rows.known(_name(voice))
-    told = list(about.get("spawned", ()))
-    if parent is not None and not told and "spawned" not in about:
-        told = [
+    spawn_events = list(about.get("spawned", ()))
+    if parent is not None and not spawn_events and "spawned" not in about:
+        spawn_events = [
             {"id": f"spawn:{_name(voice)}", "t": _time(step), "agent_id": _name(parent), "attributes": {
                 "tool_call_id": result.source_call_id,
                 "tool": next(
@@ -226,7 +226,7 @@ def _spawn(rows: ImportRows, voice: AtifTrajectory, parent: AtifTrajectory | Non
             for ref in result.subagent_trajectory_ref or ()
             if ref.trajectory_id == _name(voice)
         ]  # fmt: skip
-    for event in told:
+    for event in spawn_events:
         known = {name: event[name] for name in ("evidence", "confidence", "source") if name in event}
         by = rows.known(event.get("agent_id"))
         made = rows.event(
@@ -240,8 +240,8 @@ def _time(step: AtifStep) -> float:
     """Return Unix seconds. A time without a zone is UTC."""
     if step.timestamp is None:
         return 0.0
-    found = datetime.fromisoformat(step.timestamp)
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    moment = datetime.fromisoformat(step.timestamp)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _left_out(root: AtifTrajectory) -> dict[str, int]:
@@ -256,7 +256,7 @@ def _left_out(root: AtifTrajectory) -> dict[str, int]:
             out["steps.extra"] += len(set(step.extra or ()) - {"call", "name"})
             out["steps.extra"] += "call" in (step.extra or ()) and not _about(step)
             out["steps.metrics.cost_usd"] += step.metrics is not None and step.metrics.cost_usd is not None
-    told = root.extra or {}
-    out["extra"] += "rollout" in told and not ours(ToldRollout, told["rollout"])
+    extra = root.extra or {}
+    out["extra"] += "rollout" in extra and not ours(ToldRollout, extra["rollout"])
     out["extra.rewards"] += sum(not reward for reward in _rewards(root))
     return {name: number for name, number in out.items() if number}

@@ -42,8 +42,8 @@ class MasImport:
             if slash
             else {"task_set": SOURCE, "task_key": document["task_id"]}
         )
-        told = {"harness": document.get("system", ""), **task, **first.get("x_rollout", {})}
-        facts = ImportedFacts(id=document["trace_id"], **told)
+        rollout_facts = {"harness": document.get("system", ""), **task, **first.get("x_rollout", {})}
+        facts = ImportedFacts(id=document["trace_id"], **rollout_facts)
         rows = ImportRows(conn, run_id, facts)
         _add_agents(rows, document["events"], first.get("x_agents", []))
         unsaid = "proxy" if "x_rollout" in first else SOURCE
@@ -104,9 +104,12 @@ def _add_event(rows: ImportRows, event: Json, unsaid: str) -> None:
 
 def _add_edges(rows: ImportRows, document: Json) -> None:
     inferred = {
-        (told["src"], event["id"], told["type"]): (told["evidence"], told["confidence"])
+        (inferred_edge["src"], event["id"], inferred_edge["type"]): (
+            inferred_edge["evidence"],
+            inferred_edge["confidence"],
+        )
         for event in document["events"]
-        for told in event.get("x_inferred_edges", ())
+        for inferred_edge in event.get("x_inferred_edges", ())
     }
     derived = _derived(document["events"])
     for edge in document["edges"]:
@@ -122,4 +125,4 @@ def _derived(events: list[Json]) -> set[tuple[str, str]]:
     for event in sorted(events, key=lambda one: (one["t"], one["id"])):
         if event.get("x_event") == "llm_call" and event["agent"] != NOBODY:
             by_agent.setdefault(event["agent"], []).append(event["id"])
-    return {pair for found in by_agent.values() for pair in pairwise(found)}
+    return {pair for event_ids in by_agent.values() for pair in pairwise(event_ids)}

@@ -44,25 +44,25 @@ def starts_agent(tool: str) -> bool:
 def detaches(call: ToolCall) -> bool:
     """Return whether a call starts an agent in the background, so its result is not the agent's answer."""
     arguments = call.parsed
-    told = isinstance(arguments, dict) and any(
+    has_flag = isinstance(arguments, dict) and any(
         value is True for key, value in arguments.items() if _words(key) & _DETACHES
     )
-    return told or bool(_words(call.name) & _DETACHES)
+    return has_flag or bool(_words(call.name) & _DETACHES)
 
 
 def texts_of(call: ToolCall) -> list[str]:
     """Return the texts in a call's arguments, longest first. Arguments that are not JSON are one text."""
-    found = list[str]()
+    texts = list[str]()
     rest = [call.parsed]
     while rest:
         value: Any = rest.pop()
         if isinstance(value, str):
-            found.append(value.strip())
+            texts.append(value.strip())
         elif isinstance(value, dict):
             rest.extend(value.values())
         elif isinstance(value, list):
             rest.extend(value)
-    return sorted((text for text in found if text), key=len, reverse=True)
+    return sorted((text for text in texts if text), key=len, reverse=True)
 
 
 def shared(texts: Iterable[str], heard: str, *, named: bool) -> int:
@@ -72,15 +72,15 @@ def shared(texts: Iterable[str], heard: str, *, named: bool) -> int:
     """
     heard = _plain(heard)
     least = 3 if named else _LEAST
-    found = (len(text) for text in map(_plain, texts) if len(text) >= least and text in heard)
+    text_lengths = (len(text) for text in map(_plain, texts) if len(text) >= least and text in heard)
     whole = (len(heard) for text in map(_plain, texts) if len(heard) >= _LEAST_FAR and heard in text)
-    return max(*found, *whole, 0, 0)
+    return max(*text_lengths, *whole, 0, 0)
 
 
-def came_back(said: Sequence[str], result: str, *, far: bool = False) -> bool:
+def came_back(texts: Sequence[str], result: str, *, far: bool = False) -> bool:
     """Return whether one of an agent's texts is in a `result`. `far`: the result may be unrelated."""
     least = _LEAST_FAR if far else 1
-    return any(len(text) >= least and _holds(result, text) for text in said)
+    return any(len(text) >= least and _holds(result, text) for text in texts)
 
 
 def _holds(result: str, text: str) -> bool:
@@ -118,8 +118,8 @@ class Reply:
     def texts(self) -> list[str]:
         """Texts in which another agent may receive it: its text and longer arguments of its tool calls."""
         text = self.message.content.strip()
-        found = [text for call in self.message.tool_calls for text in texts_of(call) if len(text) >= 8]
-        return ([text] if text else []) + found
+        call_texts = [text for call in self.message.tool_calls for text in texts_of(call) if len(text) >= 8]
+        return ([text] if text else []) + call_texts
 
     def is_in(self, history: Message) -> bool:
         """Return whether a message of a history is this answer."""
@@ -144,7 +144,7 @@ class Agent:
     tool_call_id: str | None = None
     """The tool call that started it last."""
     last_call: str | None = None
-    said: Reply | None = None
+    last_reply: Reply | None = None
     successor: str | None = None
     """The agent that it handed over to."""
     children: list[str] = field(default_factory=list)
@@ -155,7 +155,11 @@ class Agent:
     @property
     def resting(self) -> Reply | None:
         """Its last answer, if it has made no request since."""
-        return self.said if self.said is not None and self.said.call_id == self.last_call else None
+        return (
+            self.last_reply
+            if self.last_reply is not None and self.last_reply.call_id == self.last_call
+            else None
+        )
 
 
 @dataclass
@@ -207,4 +211,4 @@ class Members:
     def leader(self) -> Agent | None:
         """Return the agent that answered last among those that no other agent started."""
         own = [member for member in self.by_id.values() if not member.spawned and member.resting is not None]
-        return max(own, key=lambda member: member.said.t if member.said else 0.0, default=None)
+        return max(own, key=lambda member: member.last_reply.t if member.last_reply else 0.0, default=None)

@@ -54,24 +54,24 @@ def _recall_call(
     if call.answer is None:
         machine.begun[call.call_id] = Begun(agent_id, sibling)
         return
-    member.said = Reply(call.call_id, began.t, call.answer, call.finish_reason, sibling)
-    if sibling and member.said.acts and not acted:
-        machine.held[call.call_id] = agent_id, member.said
+    member.last_reply = Reply(call.call_id, began.t, call.answer, call.finish_reason, sibling)
+    if sibling and member.last_reply.acts and not acted:
+        machine.held[call.call_id] = agent_id, member.last_reply
 
 
 def _recall_tool(
     machine: SessionOrchestration, event: EventRow, agent_id: str, answer: Message | None
 ) -> None:
-    said = event.attributes
+    attributes = event.attributes
     if event.kind == "tool_call":
         if answer is not None and event.call_id is not None:
-            call = replace(answer.tool_calls[said["index"]], id=said["tool_call_id"])
+            call = replace(answer.tool_calls[attributes["index"]], id=attributes["tool_call_id"])
             machine.tools.add(OpenCall(event.id, event.call_id, agent_id, call, event.t))
         return
-    if "given_id" in said:
-        machine.tools.keep(agent_id, said["given_id"], said["content_hash"])
+    if "given_id" in attributes:
+        machine.tools.keep(agent_id, attributes["given_id"], attributes["content_hash"])
     if event.evidence != UNMATCHED.text:
-        machine.tools.close(said["tool_call_id"])
+        machine.tools.close(attributes["tool_call_id"])
 
 
 def _recall_agent(machine: SessionOrchestration, event: EventRow, agent_id: str) -> None:

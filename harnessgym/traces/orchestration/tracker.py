@@ -64,7 +64,7 @@ class _Return:
     """An agent's answer that reached the agent that started it."""
 
     child: Agent
-    said: Reply
+    reply: Reply
     why: EdgeEvidence
     joined: MatchedResult | None
 
@@ -108,12 +108,12 @@ class SessionOrchestration:
     def request(self, asked: AgentRequest) -> OrchestrationRows:
         """Record the request that begins a call. Returns the rows to write with it."""
         rows = self._rows(asked.t)
-        said: dict[str, Any] = {"kind": asked.kind}
+        attributes: dict[str, Any] = {"kind": asked.kind}
         if asked.side_call is not None:
-            said["side_call"] = asked.side_call
+            attributes["side_call"] = asked.side_call
         if asked.siblings > 1:
-            said["siblings"] = asked.siblings
-        rows.call(asked.call_id, asked.agent_id, said)
+            attributes["siblings"] = asked.siblings
+        rows.call(asked.call_id, asked.agent_id, attributes)
         if asked.agent_id is None:
             return rows
         me = self.members.get(asked.agent_id)
@@ -149,14 +149,14 @@ class SessionOrchestration:
         begun = self.begun.pop(call_id, None)
         if begun is None:
             return rows
-        said = Reply(call_id, rows.t, message, finish_reason, begun.sibling)
-        self.members.get(begun.agent_id).said = said
+        reply = Reply(call_id, rows.t, message, finish_reason, begun.sibling)
+        self.members.get(begun.agent_id).last_reply = reply
         # The harness acts on one of several sibling answers. Only a later request shows which one, so their
         # tool calls are held back until then.
-        if not said.sibling:
-            self._act(rows, begun.agent_id, said)
-        elif said.acts:
-            self.held[call_id] = begun.agent_id, said
+        if not reply.sibling:
+            self._act(rows, begun.agent_id, reply)
+        elif reply.acts:
+            self.held[call_id] = begun.agent_id, reply
         return rows
 
     def failed(self, call_id: str) -> None:
@@ -167,10 +167,10 @@ class SessionOrchestration:
         """End the session: the leading agent decided to stop, and all agents despawn."""
         rows = self._rows(t)
         leader = self.members.leader()
-        if leader is not None and leader.said is not None:
-            said = leader.said
-            if not said.acts and not said.sibling and said.finish_reason == "stop":
-                self._decide(rows, "stop", leader.id, said.call_id, said.t)
+        if leader is not None and leader.last_reply is not None:
+            reply = leader.last_reply
+            if not reply.acts and not reply.sibling and reply.finish_reason == "stop":
+                self._decide(rows, "stop", leader.id, reply.call_id, reply.t)
         for member in self.members.by_id.values():
             if not member.ended and member.last_call is not None:
                 member.ended = True
@@ -248,9 +248,9 @@ class SessionOrchestration:
         if not asked.fresh or last is None:
             return None
         for other in self.members.by_id.values():
-            if other is not me and (said := other.said) is not None and said.is_in(last):
+            if other is not me and (reply := other.last_reply) is not None and reply.is_in(last):
                 return _Handoff(
-                    other.id, said.call_id, said.t, said.message.content, EdgeEvidence("history", 0.9)
+                    other.id, reply.call_id, reply.t, reply.message.content, EdgeEvidence("history", 0.9)
                 )
         return None
 
@@ -295,9 +295,14 @@ class SessionOrchestration:
         resumed: bool = False,
     ) -> None:
         parent = call.agent_id
-        said = {"tool": call.call.name, "tool_call_id": call.call.id}
+        attributes = {"tool": call.call.name, "tool_call_id": call.call.id}
         spawn = rows.event(
-            "spawn", parent, asked.call_id, said | ({"resumed": True} if resumed else {}), why, target=me.id
+            "spawn",
+            parent,
+            asked.call_id,
+            attributes | ({"resumed": True} if resumed else {}),
+            why,
+            target=me.id,
         )
         text = {"channel": "task", "text": (call.texts or [""])[0][:_TEXT]}
         message = rows.event("message", parent, asked.call_id, text, why, target=me.id)
@@ -314,40 +319,42 @@ class SessionOrchestration:
         # From the strongest evidence to the weakest: shared text, then the only call that starts agents, then
         # the order of several, then the only call at all.
         parent = asked.parent_agent_id
-        told = asked.told and asked.parent_agent_id is not None
+        by_header = asked.told and asked.parent_agent_id is not None
         heard = _heard(asked.new)
         calls = [call for call in self.tools.unclaimed() if call.agent_id != me.id]
         own = [call for call in calls if parent is None or call.agent_id == parent]
-        for among in (own,) if told else (own, calls):
+        for among in (own,) if by_header else (own, calls):
             most = max(among, key=lambda call: shared(call.texts, heard, named=call.starts), default=None)
             if most is not None and heard and shared(most.texts, heard, named=most.starts):
-                return most, EdgeEvidence("header, arguments", 0.99) if told else EdgeEvidence(
+                return most, EdgeEvidence("header, arguments", 0.99) if by_header else EdgeEvidence(
                     "arguments", 0.95
                 )
         starting = [call for call in own if call.starts]
         if len(starting) == 1:
-            return starting[0], EdgeEvidence("header, only spawn call", 0.9) if told else EdgeEvidence(
+            return starting[0], EdgeEvidence("header, only spawn call", 0.9) if by_header else EdgeEvidence(
                 "only spawn call", 0.7
             )
         if starting:
             return starting[0], EdgeEvidence("order", 0.3)
         if len(own) == 1:
-            return own[0], EdgeEvidence("header, only call", 0.6) if told else EdgeEvidence("only call", 0.5)
+            return own[0], EdgeEvidence("header, only call", 0.6) if by_header else EdgeEvidence(
+                "only call", 0.5
+            )
         return None, OBSERVED
 
     def _returns(
         self, rows: OrchestrationRows, asked: AgentRequest, me: Agent, joined: Sequence[MatchedResult]
     ) -> None:
         others = [message.content for message in asked.recent if message.role in ("tool", "user")]
-        found = [
+        returns = [
             back
             for child in me.children
             if (back := self._back(self.members.get(child), joined, others)) is not None
         ]
         events = []
-        for back in found:
+        for back in returns:
             child = back.child
-            said = back.said
+            reply = back.reply
             why = back.why
             call = None if back.joined is None else back.joined.call
             named = (
@@ -356,11 +363,11 @@ class SessionOrchestration:
                 else {"tool": call.call.name, "tool_call_id": call.call.id}
             )
             event = rows.event("return", child.id, asked.call_id, named, why, target=me.id)
-            rows.edge("return", said.call_id, event, why)
+            rows.edge("return", reply.call_id, event, why)
             rows.edge("return", event, asked.call_id)
-            text = {"channel": "result", "text": (said.texts or [""])[0][:_TEXT]}
+            text = {"channel": "result", "text": (reply.texts or [""])[0][:_TEXT]}
             message = rows.event("message", child.id, asked.call_id, text, why, target=me.id)
-            rows.edge("causal", said.call_id, message, why)
+            rows.edge("causal", reply.call_id, message, why)
             rows.edge("message", message, asked.call_id)
             rows.edge("causal", event, rows.event("despawn", child.id, asked.call_id, {}, why))
             self.members.come_back(child.id)
@@ -373,31 +380,31 @@ class SessionOrchestration:
 
     def _back(self, child: Agent, joined: Sequence[MatchedResult], others: Sequence[str]) -> _Return | None:
         """Return how an agent's last answer came back; None if it did not."""
-        said = self.members.last(child.id).resting
-        if said is None:
+        reply = self.members.last(child.id).resting
+        if reply is None:
             return None
         own = next((item for item in joined if item.call is not None and item.call.target == child.id), None)
         if own is not None and own.call is not None:
-            if came_back(said.texts, own.message.content):
-                return _Return(child, said, EdgeEvidence("result text", 0.95), own)
-            if not said.acts and not own.call.detaches:
-                return _Return(child, said, EdgeEvidence("time order", 0.7), own)
-        if not said.acts and any(came_back(said.texts, text, far=True) for text in others):
-            return _Return(child, said, EdgeEvidence("result text", 0.95), None)
+            if came_back(reply.texts, own.message.content):
+                return _Return(child, reply, EdgeEvidence("result text", 0.95), own)
+            if not reply.acts and not own.call.detaches:
+                return _Return(child, reply, EdgeEvidence("time order", 0.7), own)
+        if not reply.acts and any(came_back(reply.texts, text, far=True) for text in others):
+            return _Return(child, reply, EdgeEvidence("result text", 0.95), None)
         return None
 
-    def _act(self, rows: OrchestrationRows, agent_id: str, said: Reply) -> None:
+    def _act(self, rows: OrchestrationRows, agent_id: str, reply: Reply) -> None:
         """Add the tool calls of an answer."""
-        for index, call in enumerate(said.message.tool_calls):
+        for index, call in enumerate(reply.message.tool_calls):
             attributes = {
                 "tool": call.name,
                 "tool_call_id": call.id,
                 "arguments": call.arguments,
                 "index": index,
             }
-            event = rows.event("tool_call", agent_id, said.call_id, attributes, t=said.t)
-            rows.edge("causal", said.call_id, event)
-            self.tools.add(OpenCall(event, said.call_id, agent_id, call, said.t))
+            event = rows.event("tool_call", agent_id, reply.call_id, attributes, t=reply.t)
+            rows.edge("causal", reply.call_id, event)
+            self.tools.add(OpenCall(event, reply.call_id, agent_id, call, reply.t))
 
     def _go_on(self, rows: OrchestrationRows, asked: AgentRequest) -> None:
         """Add the tool calls of the sibling answers that a request continues."""
@@ -418,8 +425,10 @@ class SessionOrchestration:
     ) -> str:
         """Return the event of a call's decision. Adds it if the call has none yet."""
         if call_id not in self.decisions:
-            said = {"decision": decision}
-            event = rows.event("orchestrator_decision", agent_id, call_id, said, why, target=target, t=t)
+            attributes = {"decision": decision}
+            event = rows.event(
+                "orchestrator_decision", agent_id, call_id, attributes, why, target=target, t=t
+            )
             self.decisions[call_id] = event
             rows.edge("causal", call_id, event, why)
         return self.decisions[call_id]
@@ -427,5 +436,5 @@ class SessionOrchestration:
 
 def _heard(messages: Sequence[Message]) -> str:
     """Return the user messages that an agent gets before its first answer, as one text."""
-    told = itertools.takewhile(lambda message: message.role != "assistant", messages)
-    return "\n".join(message.content for message in told if message.role == "user")
+    first_messages = itertools.takewhile(lambda message: message.role != "assistant", messages)
+    return "\n".join(message.content for message in first_messages if message.role == "user")

@@ -191,22 +191,22 @@ class LedgerCheck:
 
         A step without recorded advantages is skipped.
         """
-        found = book.advantages.get(row.id, [])
+        segment_advantages = book.advantages.get(row.id, [])
         step = f"step {row.step} into version {row.version}"
-        covered = sum(item.end - item.start for item in found)
-        if found and covered != row.tokens:
+        covered = sum(item.end - item.start for item in segment_advantages)
+        if segment_advantages and covered != row.tokens:
             self.tally.find(
                 "advantage", where, f"{step} has advantages of {covered} tokens and trained {row.tokens}."
             )
         lengths = {call.segment_id: (call.call_id, call.length) for call in book.calls}
         # Excluded ranges and the ranges seen so far: an advantage must not overlap any of them.
-        taken: dict[str, list[tuple[int, int]]] = {}
+        ranges_by_call: dict[str, list[tuple[int, int]]] = {}
         for item in book.exclusions:
-            taken.setdefault(item.call_id, []).append((item.start, item.end))
-        for advantage in found:
+            ranges_by_call.setdefault(item.call_id, []).append((item.start, item.end))
+        for advantage in segment_advantages:
             call_id, length = lengths.get(advantage.segment_id, ("", 0))
             start, end = advantage.start, advantage.end
-            ranges = taken.setdefault(call_id, [])
+            ranges = ranges_by_call.setdefault(call_id, [])
             if not 0 <= start < end <= length or any(start < last and first < end for first, last in ranges):
                 message = (
                     f"{step} has an advantage of tokens [{start}, {end}) of segment {advantage.segment_id}, "
@@ -236,6 +236,6 @@ class LedgerCheck:
 
 def _setting(config: Any, section: str, name: str) -> int | None:
     """Return a number from a run's configuration; None if it is not set."""
-    told = config.get(section) if isinstance(config, dict) else None
-    found = told.get(name) if isinstance(told, dict) else None
-    return found if isinstance(found, int) else None
+    table = config.get(section) if isinstance(config, dict) else None
+    setting = table.get(name) if isinstance(table, dict) else None
+    return setting if isinstance(setting, int) else None

@@ -133,10 +133,10 @@ class _Reader:
         only_known(fields, frozenset({"id", "name", "args"}))
         call_id = fields.text("id", "") or f"call_{self._calls}"
         self._calls += 1
-        given = fields.child("args").raw
+        args = fields.child("args").raw
         # Arguments that did not parse went out under this key: restore the text that was sampled.
-        raw = given.get(RAW_ARGUMENTS)
-        arguments = raw if len(given) == 1 and isinstance(raw, str) else json.dumps(given, ensure_ascii=False)
+        raw = args.get(RAW_ARGUMENTS)
+        arguments = raw if len(args) == 1 and isinstance(raw, str) else json.dumps(args, ensure_ascii=False)
         return ToolCall(call_id, fields.text("name"), arguments)
 
     def _result(self, fields: Fields) -> Message:
@@ -176,9 +176,9 @@ def result_text(response: dict[str, Any]) -> str:
     The text is therefore the same however a client formats its JSON.
     """
     if len(response) == 1:
-        ((name, said),) = response.items()
-        if name in ("output", "result") and isinstance(said, str):
-            return said
+        ((name, text),) = response.items()
+        if name in ("output", "result") and isinstance(text, str):
+            return text
     return canonical_json(_whole(response))
 
 

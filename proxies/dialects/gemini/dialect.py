@@ -238,12 +238,12 @@ class _Frame:
 
 def _addressed(headers: Mapping[str, str]) -> tuple[str, str]:
     """The model and the method in the path. Raises `RequestProblem` if they are missing."""
-    found = _MODEL.search(headers.get(":path", ""))
-    if found is None:
+    match = _MODEL.search(headers.get(":path", ""))
+    if match is None:
         malformed(
             "The path must name the model and the method, as in /v1beta/models/{model}:generateContent."
         )
-    return found[1], found[2]
+    return match[1], match[2]
 
 
 def _query(headers: Mapping[str, str]) -> dict[str, str]:
@@ -334,8 +334,8 @@ def _candidate(index: int, parts: list[dict[str, Any]], reason: str | None = Non
 def _tail(answer_id: str, model: str, usage: TokenUsage) -> dict[str, Any]:
     """The members that follow the candidates: usage, model and response id."""
     counts = {"promptTokenCount": usage.prompt_tokens}
-    if said := usage.completion_tokens - usage.reasoning_tokens:
-        counts["candidatesTokenCount"] = said
+    if candidate_tokens := usage.completion_tokens - usage.reasoning_tokens:
+        counts["candidatesTokenCount"] = candidate_tokens
     if usage.reasoning_tokens:
         counts["thoughtsTokenCount"] = usage.reasoning_tokens
     counts["totalTokenCount"] = usage.prompt_tokens + usage.completion_tokens

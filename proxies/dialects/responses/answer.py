@@ -124,8 +124,8 @@ class ItemWriter:
         # id says so, so that the call that comes back has the sampled arguments.
         text = _plain(call)
         head = {"id": item_id("ctc", self._answer_id, number, raw=text is None), "type": "custom_tool_call"}
-        given = call.arguments if text is None else text
-        return {**head, "status": "completed", "call_id": call.id, "name": name, **space, "input": given}
+        tool_input = call.arguments if text is None else text
+        return {**head, "status": "completed", "call_id": call.id, "name": name, **space, "input": tool_input}
 
 
 def message_status(reason: FinishReason) -> str:
@@ -152,7 +152,7 @@ def response_head(stamp: Stamp, request: ModelRequest) -> Json:
         "created_at": stamp.created,
         "model": stamp.model,
         "background": False,
-        "instructions": request.said[0].content if request.instructions else None,
+        "instructions": request.as_sent[0].content if request.instructions else None,
         "max_output_tokens": request.max_tokens,
         "metadata": asked.get("metadata") or {},
         "parallel_tool_calls": _or(asked, "parallel_tool_calls", True),
@@ -199,8 +199,8 @@ def failed_body(answer_id: str, error: Json) -> Json:
 
 def _plain(call: ToolCall) -> str | None:
     """The text in a custom tool's arguments; None if they are not exactly `{"input": text}`."""
-    given = call.parsed
-    text = given.get("input") if isinstance(given, dict) and len(given) == 1 else None
+    arguments = call.parsed
+    text = arguments.get("input") if isinstance(arguments, dict) and len(arguments) == 1 else None
     return text if isinstance(text, str) else None
 
 

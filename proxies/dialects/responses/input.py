@@ -121,7 +121,7 @@ def _message(item: Fields, kind: str) -> Message:
     """One item as a message. Raises `RequestProblem` for an unsupported item."""
     match kind:
         case "message":
-            return _said(item)
+            return _parse_message(item)
         case "reasoning":
             return Message("assistant", reasoning=_reasoning(item))
         case "function_call" | "custom_tool_call":
@@ -141,7 +141,7 @@ def _message(item: Fields, kind: str) -> Message:
     )
 
 
-def _said(item: Fields) -> Message:
+def _parse_message(item: Fields) -> Message:
     role = item.text("role")
     if role not in _ROLES:
         malformed(f"{item.at('role')}: {role!r} is not one of {', '.join(map(repr, _ROLES))}.")

@@ -96,12 +96,12 @@ def _tool(fields: Fields, namespace: str = "", about: str = "") -> ToolSpec:
             "Only 'function', 'custom' and 'namespace' tools are; switch the others off in the harness."
         )
     fields.refuse(_UNDONE)
-    said = [about, fields.text("description", "")]
+    paragraphs = [about, fields.text("description", "")]
     if kind == "custom":
-        said.append(_grammar(fields.child("format")))
+        paragraphs.append(_grammar(fields.child("format")))
     parameters = fields.child("parameters").raw if kind == "function" else dict(_FREEFORM)
     name = flat_name(namespace, fields.text("name"))
-    description = "\n\n".join(filter(None, said))
+    description = "\n\n".join(filter(None, paragraphs))
     return ToolSpec(name, description, parameters, namespace=namespace, freeform=kind == "custom")
 
 

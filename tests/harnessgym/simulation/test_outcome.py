@@ -34,7 +34,7 @@ def test_every_arm_is_told_with_its_seeds(make_config):
     assert list(found.outcomes) == ["sync", "eta-2"]
     assert [outcome.seed for outcome in found.outcomes["sync"]] == [0, 1]
     assert seen == [(arm, step) for arm in ("sync", "eta-2") for _ in range(2) for step in range(1, 9)]
-    told = found.told()
+    told = found.to_dict()
     assert told["arms"]["sync"]["rollouts_per_s"]["low"] == min(
         each["rollouts_per_s"] for each in told["seeds"]["sync"]
     )

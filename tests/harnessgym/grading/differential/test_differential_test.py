@@ -109,14 +109,14 @@ async def test_a_solution_made_for_the_inputs_of_the_tests_is_found_out(ask):
     assert opinion.agrees is False
     assert {difference.function for difference in opinion.differs} == {"stats.median"}
     assert {difference.kind for difference in opinion.differs} == {"result"}
-    told = opinion.told()
+    told = opinion.to_dict()
     assert told["differs"][0].keys() == {"function", "kind", "arguments", "gold", "candidate"}
     assert "[4, 1, 3, 2]" not in [difference["arguments"] for difference in told["differs"]]
 
 
 async def test_the_inputs_are_the_same_each_time(ask):
     first, again = [await ask(task_of(), OVERFITTED) for _ in range(2)]
-    assert first.told() == again.told()
+    assert first.to_dict() == again.to_dict()
 
 
 async def test_the_gold_solution_itself_agrees_without_a_call(ask):
@@ -200,14 +200,14 @@ async def test_the_developers_own_tests_are_run_as_they_were(ask):
     task = task_of(files={"tests/test_own.py": own})
     opinion = await ask(task, EQUIVALENT)
     assert opinion.agrees is True
-    assert opinion.suite.told() == {"verdict": "passed", "passed": 2, "failed": []}
+    assert opinion.suite.to_dict() == {"verdict": "passed", "passed": 2, "failed": []}
     fooled = {
         "stats.py": OVERFITTED,
         "tests/test_own.py": "def test_two():\n    pass\n",
         "conftest.py": "raise SystemExit",
     }
     opinion = await ask(task, fooled)
-    assert opinion.suite.told() == {
+    assert opinion.suite.to_dict() == {
         "verdict": "failed",
         "passed": 1,
         "failed": ["tests/test_own.py::test_two"],

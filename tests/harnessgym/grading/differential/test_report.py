@@ -17,41 +17,41 @@ DIFFERENCE = Difference("m.f", "result", "(1)", "1", "2")
 
 
 def test_a_difference_is_told_with_both_outcomes():
-    assert DIFFERENCE.told() == {
+    assert DIFFERENCE.to_dict() == {
         "function": "m.f", "kind": "result", "arguments": "(1)", "gold": "1", "candidate": "2",
     }  # fmt: skip
 
 
 def test_an_opinion_shows_twenty_differences_and_counts_all():
-    report = Opinion(False, differs=(DIFFERENCE,) * 25, inputs=30, functions=("m.f",)).told()
+    report = Opinion(False, differs=(DIFFERENCE,) * 25, inputs=30, functions=("m.f",)).to_dict()
     assert len(report["differs"]) == 20
     assert report["differences"] == 25
     assert (report["agrees"], report["inputs"], report["functions"]) == (False, 30, ["m.f"])
 
 
 def test_why_there_is_no_opinion_is_told_only_then():
-    assert Opinion(None, "no function differs").told()["why"] == "no function differs"
-    assert "why" not in Opinion(True).told()
+    assert Opinion(None, "no function differs").to_dict()["why"] == "no function differs"
+    assert "why" not in Opinion(True).to_dict()
 
 
 def test_an_opinion_without_a_suite_has_none():
-    report = Opinion(True, left_out={"m.g": "no input"}).told()
+    report = Opinion(True, left_out={"m.g": "no input"}).to_dict()
     assert report["suite"] is None
     assert report["left_out"] == {"m.g": "no input"}
     json.dumps(report)
 
 
 def test_the_verdict_of_the_developers_tests():
-    assert SuiteResult(3, ()).told() == {"verdict": "passed", "passed": 3, "failed": []}
-    assert SuiteResult(1, ("t.py::a",)).told() == {"verdict": "failed", "passed": 1, "failed": ["t.py::a"]}
-    assert SuiteResult(0, (), "the runner did not start").told() == {
+    assert SuiteResult(3, ()).to_dict() == {"verdict": "passed", "passed": 3, "failed": []}
+    assert SuiteResult(1, ("t.py::a",)).to_dict() == {"verdict": "failed", "passed": 1, "failed": ["t.py::a"]}
+    assert SuiteResult(0, (), "the runner did not start").to_dict() == {
         "verdict": "unknown", "passed": 0, "failed": [], "why": "the runner did not start",
     }  # fmt: skip
 
 
 def test_at_most_twenty_failed_tests_are_named():
     names = tuple(f"t.py::test_{number}" for number in range(30))
-    assert SuiteResult(0, names).told()["failed"] == list(names[:20])
+    assert SuiteResult(0, names).to_dict()["failed"] == list(names[:20])
 
 
 def test_an_opinion_is_added_to_a_grade_and_changes_nothing_else():

@@ -66,8 +66,8 @@ def test_a_circle_of_handovers_ends_at_the_one_that_works():
 def test_an_agent_rests_until_its_next_request():
     member = Members().get("a")
     assert member.resting is None
-    member.said, member.last_call = reply("c1"), "c1"
-    assert member.resting is member.said
+    member.last_reply, member.last_call = reply("c1"), "c1"
+    assert member.resting is member.last_reply
     member.last_call = "c2"
     assert member.resting is None
 
@@ -76,7 +76,7 @@ def test_the_leader_answered_last_of_those_that_nobody_started():
     members = Members()
     assert members.leader() is None
     for name, t in (("a", 1.0), ("b", 3.0), ("spawned", 9.0), ("busy", 8.0)):
-        members.get(name).said = reply(name, t)
+        members.get(name).last_reply = reply(name, t)
         members.get(name).last_call = name
     members.start("spawned", "a", None)
     members.get("busy").last_call = "another"

@@ -27,14 +27,14 @@ def test_an_agent_has_its_last_answer():
     calls = [answered("c1", Message("assistant", "one")), answered("c2", Message("assistant", "two"))]
     machine = recall("rollout", [begun("c1", 1.0), begun("c2", 2.0)], calls)
     lead = machine.members.get("lead")
-    assert (lead.last_call, lead.said.message.content, lead.said.t) == ("c2", "two", 2.0)
+    assert (lead.last_call, lead.last_reply.message.content, lead.last_reply.t) == ("c2", "two", 2.0)
     assert machine.now == 2.0
 
 
 def test_a_call_without_an_answer_has_begun():
     machine = recall("rollout", [begun("c1")], [answered("c1")])
     assert list(machine.begun) == ["c1"]
-    assert machine.members.get("lead").said is None
+    assert machine.members.get("lead").last_reply is None
 
 
 def test_side_calls_and_calls_without_events_are_no_agents():

@@ -40,15 +40,15 @@ class Weights:
         value that is not finite).
         """
         try:
-            given = _File(path)
+            weights_file = _File(path)
         except Exception as error:  # noqa: BLE001 - an exception would end the engine
             return {"error": f"{type(error).__name__}: {error}", "reason": "unreadable"}
         try:
-            _verify(given, json.loads(digests), self.rank, self.vllm_config.parallel_config.world_size)
-            _compare(given, self._harnessgym_expected())
+            _verify(weights_file, json.loads(digests), self.rank, self.vllm_config.parallel_config.world_size)
+            _compare(weights_file, self._harnessgym_expected())
         except Exception as error:  # noqa: BLE001
             return {"error": str(error), "reason": "unfit"}
-        self.__dict__["harnessgym_next"] = given
+        self.__dict__["harnessgym_next"] = weights_file
         return {}
 
     def harnessgym_swap(self) -> dict[str, Any]:
