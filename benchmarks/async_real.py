@@ -248,8 +248,8 @@ def _report_line(result: dict[str, Any]) -> str:
     means, times = moving_mean(result["rewards"]), result["times_s"]
     return (
         f"{len(times)} steps in {times[-1]:.0f} s, reward {means[-1]:.2f}, trainer waits "
-        f"{result['trainer_waits']:.0%}, "
-        f"staleness {result['mean_staleness']:.2f} (at most {result['max_staleness']})"
+        f"{result['trainer_waits']:.0%}, staleness {result['mean_staleness']:.2f} (at most "
+        f"{result['max_staleness']})"
     )
 
 

@@ -78,8 +78,8 @@ def main() -> None:
             blows = sum(sum(counts.values()) for counts in report.blows.values())
             print(
                 f"campaign {number} ({kind}): {blows} blows, lost {report.lost}, doubled "
-                f"{report.trained_twice}, misjudged "
-                f"{report.judged + report.misjudged}, findings {len(report.findings)}, {report.wall_s:.0f} s",
+                f"{report.trained_twice}, misjudged {report.judged + report.misjudged}, findings "
+                f"{len(report.findings)}, {report.wall_s:.0f} s",
                 flush=True,
             )
     wrong = _report(done, options.seed, time.monotonic() - began)

@@ -258,8 +258,8 @@ def _missing(module: str, error: ModuleNotFoundError) -> str:
         return f"there is no module {missing!r}. Install it: pip install 'harnessgym-rl[{_EXTRAS[root]}]'."
     if module != missing and not module.startswith(f"{missing}."):
         return (
-            f"{_line_of(error)} imports {missing!r}, which is not installed. "
-            f"Install it, or put it beside {root!r}."
+            f"{_line_of(error)} imports {missing!r}, which is not installed. Install it, or put it beside "
+            f"{root!r}."
         )
     searched = " and ".join(["what is installed", *_FOLDERS])
     return (

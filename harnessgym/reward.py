@@ -145,8 +145,7 @@ def make_rewards(sections: Sequence[RewardSection]) -> dict[str, Reward]:
             if channel in weighed:
                 raise ConfigError(
                     f"The rewards {weighed[channel]!r} and {name!r} both give a rollout the channel "
-                    f"{channel!r}. Set another "
-                    "`channel` in the settings of one."
+                    f"{channel!r}. Set another `channel` in the settings of one."
                 )
             weighed[channel] = name
     return out
@@ -164,8 +163,7 @@ def _check_channels(name: str, section: RewardSection, known: Sequence[str]) -> 
         if channel in GIVEN:
             raise ConfigError(
                 f"The reward {name!r} has the channel {channel!r}, which is {GIVEN[channel]}. Set another "
-                "`channel`, and a "
-                "`weight` for it to be trained on."
+                "`channel`, and a `weight` for it to be trained on."
             )
     if isinstance(section.weight, dict):
         unknown = [channel for channel in section.weight if channel not in known]
@@ -232,10 +230,9 @@ def _by_channel(
         raise RewardError(f"The reward {name!r} has one weight, and {what}. Name the channel: {_TABLE}.")
     if missing := [channel for channel in weight if channel not in given]:
         raise RewardError(
-            f"The reward {name!r} has a weight for the channel {missing[0]!r} "
-            "and gave the rollout no score there (but: "
-            f"{', '.join(given) or 'none'}). A missing reward is not 0: correct "
-            "the name, or give 0 where none is earned."
+            f"The reward {name!r} has a weight for the channel {missing[0]!r} and gave the rollout no "
+            f"score there (but: {', '.join(given) or 'none'}). A missing reward is not 0: correct the "
+            "name, or give 0 where none is earned."
         )
     return weight
 

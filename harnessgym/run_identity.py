@@ -158,8 +158,8 @@ def _find_unidentified(
         if served:
             raise ConfigError(
                 f"{folder.root} holds files of a run ({', '.join(served)}), and the database "
-                f"{shown(store.url)} is "
-                "empty. Restore the database from a copy, or give another --folder to start a new run."
+                f"{shown(store.url)} is empty. Restore the database from a copy, or give another --folder "
+                "to start a new run."
             )
         return None
     if len(held) > 1:
@@ -196,8 +196,7 @@ def _refuse_copy(folder: RunFolder, identity: RunIdentity, store: TraceStore) ->
         raise ConfigError(
             f"{folder.root} is a copy of {original.root}, and both are folders of run {identity.id} in "
             f"{shown(store.url)}. Continue it with --folder {original.root}; or remove that folder, if the "
-            "copy is "
-            "to take its place."
+            "copy is to take its place."
         )
 
 
@@ -216,8 +215,7 @@ def _lost(folder: RunFolder, identity: RunIdentity, held: list[RunRow]) -> str:
     holds = f"it holds {', '.join(map(_title, held))}" if held else "it is empty"
     return (
         f"{folder.root} is the folder of {run}, which its database no longer holds: {holds}. Restore the "
-        "database "
-        "from a copy, or give another --folder to start a new run."
+        "database from a copy, or give another --folder to start a new run."
     )
 
 
@@ -229,24 +227,22 @@ def _database_in_use(store: TraceStore, held: list[RunRow]) -> str:
     where = f" of the folder {owner}" if owner else ""
     go_on = f", or continue that run with --folder {owner}" if owner else ""
     return (
-        f"The database {shown(store.url)} holds another run already: {_title(held[0])}{where}. One database "
-        "holds "
-        f"one run. Give this run a database of its own (--store.url){go_on}."
+        f"The database {shown(store.url)} holds another run already: {_title(held[0])}{where}. One "
+        f"database holds one run. Give this run a database of its own (--store.url){go_on}."
     )
 
 
 def _several(store: TraceStore, held: list[RunRow], own: RunRow | None) -> str:
     url = shown(store.url)
     problem = (
-        f"The database {url} holds {len(held)} runs: {', '.join(map(_title, held))}. "
-        "One database holds one run."
+        f"The database {url} holds {len(held)} runs: {', '.join(map(_title, held))}. One database holds "
+        "one run."
     )
     if own is None:
         return f"{problem} Give this run a database of its own (--store.url)."
     return (
         f"{problem} Move run {own.id} to a database of its own: `harnessgym store export {url} {own.id} "
-        "run.hgrun`, "
-        "`harnessgym store import run.hgrun NEW_URL`; then give --store.url NEW_URL."
+        "run.hgrun`, `harnessgym store import run.hgrun NEW_URL`; then give --store.url NEW_URL."
     )
 
 

@@ -114,8 +114,8 @@ def _unseen(chain: Sequence[str], seen_prefixes: Collection[str]) -> Break:
     """
     shared = next((index + 1 for index in reversed(range(len(chain))) if chain[index] in seen_prefixes), 0)
     detail = (
-        f"the first {shared} of {len(chain)} messages are known; "
-        "the earlier ones were not in memory to compare"
+        f"the first {shared} of {len(chain)} messages are known; the earlier ones were not in memory to "
+        "compare"
     )
     return Break("edited_history" if shared else "new_root", detail)
 

@@ -305,9 +305,9 @@ class Relay:
             raise RequestProblem(
                 Problem(
                     "overflow",
-                    f"This model's maximum context length is {self.limits.max_length} tokens. However, your "
-                    f"messages resulted in {len(prompt.ids)} tokens. "
-                    "Please reduce the length of the messages.",
+                    f"This model's maximum context length is {self.limits.max_length} tokens. However, "
+                    f"your messages resulted in {len(prompt.ids)} tokens. Please reduce the length of the "
+                    "messages.",
                     tokens=len(prompt.ids),
                     max_tokens=self.limits.max_length,
                 )

@@ -184,8 +184,7 @@ def _ask(job: Mapping[str, Any], whose: str) -> Any:
     if find_spec("reasoning_gym") is None:
         raise ConfigError(
             "These questions come from the package reasoning-gym. Install it: pip install "
-            "'harnessgym-rl[reasoning]'. "
-            "A C compiler must be there."
+            "'harnessgym-rl[reasoning]'. A C compiler must be there."
         )
     program = (files("environments.code") / "generator.py").read_text(encoding="utf-8")
     # A small, fixed environment: variables of this machine could change the items, and the digest would not

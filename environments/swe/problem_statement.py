@@ -234,8 +234,8 @@ def _compared(fact: Fact, node: ast.stmt) -> str | None:
     if _is_plain(fact, second):
         return f"`{_shown(fact, first)}` {verb} `{got}`, where `{other}` is expected."
     return (
-        f"`{_shown(fact, first)}` gives `{got}`, and `{_shown(fact, second)}` "
-        f"gives `{other}`; the two should be equal."
+        f"`{_shown(fact, first)}` gives `{got}`, and `{_shown(fact, second)}` gives `{other}`; the two "
+        "should be equal."
     )
 
 

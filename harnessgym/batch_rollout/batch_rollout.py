@@ -341,8 +341,8 @@ def _claim(folder: RunFolder, settings: CampaignSettings, tasks: Sequence[Task])
             f"{name} was {recorded.get(name)!r} and is {asked.get(name)!r}" for name in changed
         )
         raise ConfigError(
-            f"{folder.root} holds another campaign: {differences}. Give another --folder, "
-            "or remove that one first."
+            f"{folder.root} holds another campaign: {differences}. Give another --folder, or remove that "
+            "one first."
         )
     claim_folder(folder)
     if recorded is None:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 _STYLES = {"ok": "green", "warn": "yellow", "missing": "bold red"}
 _EPILOG = (
-    "Exit status 1: something that `make quickstart` needs is missing. "
-    "What is only a warning is for other lines."
+    "Exit status 1: something that `make quickstart` needs is missing. What is only a warning is for "
+    "other lines."
 )
 
 

@@ -25,9 +25,8 @@ def system_problem(error: BaseException) -> str | None:
         return problem
     if isinstance(error, ImportError):
         return (
-            f"A library cannot be imported: {error} ({_line_of(error)}). Install it (again), for this Python "
-            "and this machine: "
-            "pip install 'harnessgym-rl[all]'."
+            f"A library cannot be imported: {error} ({_line_of(error)}). Install it (again), for this "
+            "Python and this machine: pip install 'harnessgym-rl[all]'."
         )
     if not isinstance(error, OSError) or error.errno is None:
         return None

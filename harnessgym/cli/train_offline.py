@@ -87,6 +87,5 @@ def register(root: typer.Typer) -> None:
         else:
             typer.echo(
                 f"{out}: {made.examples:,} examples ({method}) of {made.rollouts:,} rollouts, "
-                f"{made.tokens:,} tokens learnt; "
-                f"{made.steps:,} steps, loss {made.loss:.4f}."
+                f"{made.tokens:,} tokens learnt; {made.steps:,} steps, loss {made.loss:.4f}."
             )

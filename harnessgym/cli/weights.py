@@ -12,8 +12,8 @@ app = typer.Typer(
 )
 
 _SERVE = (
-    "Example: `HARNESSGYM_WEIGHTS_KEY=... harnessgym weights serve "
-    "runs/mine/versions --host 0.0.0.0 --port 8900`"
+    "Example: `HARNESSGYM_WEIGHTS_KEY=... harnessgym weights serve runs/mine/versions --host 0.0.0.0 "
+    "--port 8900`"
 )
 _MIRROR = (
     "Example: `HARNESSGYM_WEIGHTS_KEY=... harnessgym weights mirror http://trainer:8900 /var/tmp/versions`"

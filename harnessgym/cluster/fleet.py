@@ -100,14 +100,13 @@ class Fleet:
         except TimeoutError:
             raise ConfigError(
                 f"The place of {berth.name} ({berth.where}) has not answered for "
-                f"{self.config.cluster.wait_s:g} s. Is its "
-                "machine there? The same command starts again; cluster.wait_s says how long it waits."
+                f"{self.config.cluster.wait_s:g} s. Is its machine there? The same command starts again; "
+                "cluster.wait_s says how long it waits."
             ) from None
         if error is not None:
             raise ConfigError(
-                f"The place of {berth.name} ({berth.where}) was lost before the start ({_short(error)}). Is "
-                "its machine there? "
-                "The same command starts again."
+                f"The place of {berth.name} ({berth.where}) was lost before the start ({_short(error)}). "
+                "Is its machine there? The same command starts again."
             ) from error
         return answer.result()
 
@@ -233,9 +232,8 @@ class Fleet:
             if time.monotonic() > deadline:
                 raise ConfigError(
                     f"After {self.config.cluster.wait_s:g} s these processes could not be {what}: "
-                    f"{', '.join(late)}. The "
-                    f"cluster has {self.ground.room()}. Add machines, ask for less in [cluster], or raise "
-                    "cluster.wait_s."
+                    f"{', '.join(late)}. The cluster has {self.ground.room()}. Add machines, ask for less "
+                    "in [cluster], or raise cluster.wait_s."
                 )
             self.tend()
             for name in [name for name, _ in self.exited() if self._berths[name].about is None]:
@@ -406,9 +404,8 @@ def _problem(about: HostInfo) -> str | None:
         return f"it has {about.release}, the supervisor {release()}. Install the same on all machines."
     if about.missing:
         return (
-            f"there is no {', '.join(about.missing)}. The run's folder and the policy must be on a disk that "
-            "all machines "
-            "share, under the same path."
+            f"there is no {', '.join(about.missing)}. The run's folder and the policy must be on a disk "
+            "that all machines share, under the same path."
         )
     return about.lacks
 

@@ -68,8 +68,8 @@ class RayGround:
         except (OSError, RayError, RuntimeError) as error:
             raise ConfigError(
                 f"cluster.address: no Ray cluster at {options.address!r} ({str(error).splitlines()[0]}). "
-                "Start its head with "
-                "`ray start --head` on one machine and `ray start --address HEAD:6379` on the others."
+                "Start its head with `ray start --head` on one machine and `ray start --address "
+                "HEAD:6379` on the others."
             ) from error
 
         # An address with a scheme is Ray's client on a machine outside the cluster: it cannot reach the head.
@@ -87,8 +87,7 @@ class RayGround:
             if time.monotonic() > deadline:
                 raise HarnessGymError(
                     f"Ray still has places of an earlier supervisor of this run: {', '.join(names)}. Is it "
-                    "running elsewhere? "
-                    "End it, or wait until Ray has noticed that their machine is dead."
+                    "running elsewhere? End it, or wait until Ray has noticed that their machine is dead."
                 )
             time.sleep(_PAUSE_S)
         return [name.rpartition("-")[0] for name in leftover_names]

@@ -46,10 +46,9 @@ class RayHead:
         if self._gone is not None and time.monotonic() - self._gone > self.patience_s:
             raise HarnessGymError(
                 f"Ray's head at {self.address} has not answered for {self.patience_s:g} s. Without it no "
-                "process of the run "
-                "can be placed, and Ray ends all of them. Start the head again (`ray start --head`), and the "
-                "other machines "
-                "(`ray start --address HEAD:6379`); then the same command goes on from here."
+                "process of the run can be placed, and Ray ends all of them. Start the head again (`ray "
+                "start --head`), and the other machines (`ray start --address HEAD:6379`); then the same "
+                "command goes on from here."
             )
         return self._gone is None
 

@@ -79,8 +79,7 @@ def find_policy(named: str, policy: str = "") -> NamedPolicy:
     if not path.is_dir():
         raise ConfigError(
             f"There is no folder {path}. A policy is a Hugging Face model folder, a run folder (RUN, or "
-            "RUN@VERSION), or the "
-            "address of an engine that runs (http://HOST:PORT)."
+            "RUN@VERSION), or the address of an engine that runs (http://HOST:PORT)."
         )
     if (path / "versions").is_dir():
         return _of_run(named, RunFolder(path, policy), asked)
@@ -102,10 +101,9 @@ def _of_run(named: str, folder: RunFolder, asked: int | None) -> NamedPolicy:
     if config.policies and not folder.policy:
         known = ", ".join(policy.name for policy in config.all_policies)
         raise ConfigError(
-            f"{folder.root} trains several policies ({known}), each for agents of its own, and an evaluation "
-            "has one for all. "
-            f"Write the one that is meant as a model folder: `harnessgym weights export {folder.root} FOLDER "
-            "--policy NAME`."
+            f"{folder.root} trains several policies ({known}), each for agents of its own, and an "
+            "evaluation has one for all. Write the one that is meant as a model folder: `harnessgym "
+            f"weights export {folder.root} FOLDER --policy NAME`."
         )
     recorded = _recorded(folder, config.policy.name)
     kept = _kept(folder)

@@ -129,7 +129,6 @@ def _fill(template: str, values: dict[str, str]) -> str:
     if unknown:
         raise HarnessError(
             f"Template {template!r} uses {', '.join(sorted(map(repr, unknown)))}; known are "
-            f"{', '.join(sorted(values))}. "
-            "Write a literal brace twice."
+            f"{', '.join(sorted(values))}. Write a literal brace twice."
         )
     return template.format(**values)

@@ -32,9 +32,8 @@ class MiniSweAgentConfig(ProgramConfig):
         fixed = sorted(name for name in self.env if name.startswith(("MSWEA_", "LITELLM_")))
         if self.prewarm and fixed:
             raise ValueError(
-                f"prewarm forks an agent that is loaded already, which reads {', '.join(fixed)} of env only "
-                "as it loads: set "
-                "prewarm = false, or say it in config"
+                f"prewarm forks an agent that is loaded already, which reads {', '.join(fixed)} of env "
+                "only as it loads: set prewarm = false, or say it in config"
             )
         return self
 

@@ -108,9 +108,8 @@ class SinkFeed:
                 if self.failures == 1:
                     self.notify(
                         f"The metrics sink {self.name!r} failed: {type(error).__name__}: {error}. The run "
-                        "goes on; it is tried "
-                        f"again every {self.retry_s:.0f} s, and {self.folder.sinks_path} counts how often in "
-                        "vain."
+                        f"goes on; it is tried again every {self.retry_s:.0f} s, and "
+                        f"{self.folder.sinks_path} counts how often in vain."
                     )
             else:
                 return

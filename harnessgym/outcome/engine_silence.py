@@ -60,15 +60,15 @@ def blamed(calls: Sequence[CallSilence], *, timed_out: bool, wall_s: float) -> s
             return f"{who}: call {call.call_id} had been without a token for {call.silent_s:.1f} s {when}."
         if call.whole_s >= _WHOLE_SHARE * wall_s:
             return (
-                f"{call.upstream}: call {call.call_id} had been without its "
-                f"answer for {call.whole_s:.1f} s {when}."
+                f"{call.upstream}: call {call.call_id} had been without its answer for {call.whole_s:.1f} "
+                f"s {when}."
             )
     for call in calls:
         # If the client gave up a call and sent it again, the silence of the first one was lost time too.
         lost_s = max(call.lost_s, call.silent_s if call.answered else 0.0)
         if timed_out and lost_s >= _LOST_SHARE * wall_s:
             return (
-                f"Call {call.call_id} waited {lost_s:.1f} s of the time limit of "
-                f"{wall_s:g} s for an engine that was lost."
+                f"Call {call.call_id} waited {lost_s:.1f} s of the time limit of {wall_s:g} s for an "
+                "engine that was lost."
             )
     return None

@@ -52,8 +52,8 @@ class Absence:
         if self.replaced:
             return "The proxy was started again while the harness ran"
         return (
-            f"The proxy did not answer for {self.ended - self.began:.1f} s while "
-            "the harness ran, or the node was stopped"
+            f"The proxy did not answer for {self.ended - self.began:.1f} s while the harness ran, or the "
+            "node was stopped"
         )
 
 

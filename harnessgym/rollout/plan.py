@@ -124,8 +124,8 @@ class GroupPlan:
             if pick.rollouts < 2 and self.config.trainer.algorithm == "grpo":
                 raise ConfigError(
                     f"The selector {self.config.generate.selector!r} wants a group of one rollout of "
-                    f"{pick.task!r}, and grpo "
-                    "compares the rollouts of a group with each other: let it choose two at least."
+                    f"{pick.task!r}, and grpo compares the rollouts of a group with each other: let it "
+                    "choose two at least."
                 )
             self._add(conn, "train", ordinal, self.task(pick.task), pick.rollouts, versions)
 

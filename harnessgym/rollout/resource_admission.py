@@ -128,8 +128,8 @@ class Pressure:
                 raise RolloutFailed(
                     missing.cause,
                     f"This machine is full: {who} needs {missing.text}, and nothing of this node runs that "
-                    "could end and give "
-                    "some back. End other programs or free space, then run the same command again.",
+                    "could end and give some back. End other programs or free space, then run the same "
+                    "command again.",
                 )
             if not self._told:
                 self._told = True

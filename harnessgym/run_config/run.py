@@ -290,8 +290,7 @@ class RunConfig(Config):
             if engine.policy not in known:
                 raise ValueError(
                     f"engine.outside: {engine.url} serves the policy {engine.policy!r}, which the run does "
-                    "not have. It has: "
-                    f"{', '.join(known[1:])}"
+                    f"not have. It has: {', '.join(known[1:])}"
                 )
         served = {
             *self.engine_policies,
@@ -300,14 +299,12 @@ class RunConfig(Config):
         if idle := [policy.name for policy in self.all_policies if policy.name not in served]:
             raise ValueError(
                 f"engine.workers: no engine serves {', '.join(idle)}. Raise engine.workers (for a further "
-                "policy the `workers` "
-                "of its [[policies]]), or give engines in [[engine.outside]]"
+                "policy the `workers` of its [[policies]]), or give engines in [[engine.outside]]"
             )
         if self.policies and self.replay.reuse:
             raise ValueError(
                 "replay.reuse: the store keeps one batch for a group that several policies train, so none "
-                "can come again in a "
-                "later one. Set it to 0, or train one policy"
+                "can come again in a later one. Set it to 0, or train one policy"
             )
         return self
 
@@ -316,9 +313,8 @@ class RunConfig(Config):
         if self.weighed and self.trainer.advantage in _WEIGH_CHANNELS:
             raise ValueError(
                 f"trainer.advantage: {self.trainer.advantage} has weights of its own for the channels of "
-                "rewards, in "
-                "trainer.advantage_settings. Leave tasks.weight and the weight of [[rewards]] out, or choose "
-                "another advantage"
+                "rewards, in trainer.advantage_settings. Leave tasks.weight and the weight of [[rewards]] "
+                "out, or choose another advantage"
             )
         if not self.tasks.weight and not any(section.weighs for section in self.rewards):
             raise ValueError(

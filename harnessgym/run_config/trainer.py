@@ -63,9 +63,8 @@ class LoraSection(Config):
     def _none_dropped(cls, dropout: float) -> float:
         if dropout:
             raise ValueError(
-                "the recorded log-probabilities are those of an engine that drops nothing, and ratios of a "
-                "policy with dropout "
-                "to them would be noise: leave it at 0"
+                "the recorded log-probabilities are those of an engine that drops nothing, and ratios of "
+                "a policy with dropout to them would be noise: leave it at 0"
             )
         return dropout
 

@@ -334,9 +334,8 @@ class AgentConnection:
 
 def _connection_lost() -> SandboxError:
     return SandboxError(
-        "The sandbox is gone: its container ended, was removed, or ran out of memory as a whole. Open a new "
-        "one and run the "
-        "command again."
+        "The sandbox is gone: its container ended, was removed, or ran out of memory as a whole. Open a "
+        "new one and run the command again."
     )
 
 

@@ -66,8 +66,8 @@ def bubblewrap_available(bwrap: str = "bwrap") -> str | None:
     program = shutil.which(bwrap)
     if program is None:
         return (
-            "bubblewrap is not installed. Install it (`apt-get install "
-            "bubblewrap`), or use the process sandbox."
+            "bubblewrap is not installed. Install it (`apt-get install bubblewrap`), or use the process "
+            "sandbox."
         )
     namespaces = ["--unshare-user", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     probe = [program, *namespaces, *_system(), "--dev", "/dev", "--bind", "/proc", "/proc", "true"]
@@ -76,10 +76,9 @@ def bubblewrap_available(bwrap: str = "bwrap") -> str | None:
         return None
     return (
         f"bubblewrap cannot make namespaces here: {done.stderr.strip() or f'exit code {done.returncode}'}. "
-        "Allow unprivileged "
-        "user namespaces (`sysctl kernel.unprivileged_userns_clone=1 "
-        "kernel.apparmor_restrict_unprivileged_userns=0`; in a "
-        "container, a seccomp profile that permits unshare), or use the process sandbox."
+        "Allow unprivileged user namespaces (`sysctl kernel.unprivileged_userns_clone=1 "
+        "kernel.apparmor_restrict_unprivileged_userns=0`; in a container, a seccomp profile that permits "
+        "unshare), or use the process sandbox."
     )
 
 

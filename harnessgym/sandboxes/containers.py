@@ -217,9 +217,8 @@ class Containers:
             if error.status != 404:
                 raise
             raise ImageError(
-                f"The image {name!r} is not on the Docker engine at {self._engine.host}. Get it with `docker "
-                f"pull {name}`, "
-                "or build it: `harnessgym images build` makes our own."
+                f"The image {name!r} is not on the Docker engine at {self._engine.host}. Get it with "
+                f"`docker pull {name}`, or build it: `harnessgym images build` makes our own."
             ) from error
         config = attributes.get("Config") or {}
         env = tuple(
@@ -276,8 +275,7 @@ class Containers:
                     continue
                 raise SandboxError(
                     f"The agent in container {made[:12]} ended or did not connect. Does the engine run on "
-                    "this machine, and "
-                    "see its files?"
+                    "this machine, and see its files?"
                 ) from error
         try:
             async with asyncio.timeout(_START_S):

@@ -252,8 +252,7 @@ class DockerSandbox:
             if not any(Path(path).is_relative_to(each) for each in mounted):
                 raise SandboxError(
                     f"A command in a container cannot be given {path} any more: name it in the "
-                    "Equipment(readable=...) that "
-                    "the sandbox is opened with."
+                    "Equipment(readable=...) that the sandbox is opened with."
                 )
 
 

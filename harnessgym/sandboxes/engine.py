@@ -53,8 +53,7 @@ def sdk() -> ModuleType:
         folder = next(iter(getattr(docker, "__path__", ["?"])))
         raise SandboxError(
             f"The Docker SDK is hidden by the folder {folder}, or not installed: pip install "
-            "'harnessgym-rl[docker]', "
-            "and do not put that folder's parent before site-packages."
+            "'harnessgym-rl[docker]', and do not put that folder's parent before site-packages."
         )
     module: ModuleType = docker
     return module
@@ -92,18 +91,18 @@ def unavailable(host: str = "") -> str | None:
         client.close()
     if info.get("OSType") != "linux":
         return (
-            f"The Docker engine at {address(host)} runs {info.get('OSType')} "
-            "containers. Sandboxes need a Linux engine."
+            f"The Docker engine at {address(host)} runs {info.get('OSType')} containers. Sandboxes need a "
+            "Linux engine."
         )
     if not any("seccomp" in option for option in info.get("SecurityOptions") or ()):
         return (
-            f"The Docker engine at {address(host)} filters no system calls. "
-            "Start it with its default seccomp profile."
+            f"The Docker engine at {address(host)} filters no system calls. Start it with its default "
+            "seccomp profile."
         )
     if not info.get("MemoryLimit") or not info.get("PidsLimit"):
         return (
-            f"The Docker engine at {address(host)} cannot limit memory and "
-            "processes. Enable these cgroup controllers."
+            f"The Docker engine at {address(host)} cannot limit memory and processes. Enable these cgroup "
+            "controllers."
         )
     return None
 

@@ -39,8 +39,7 @@ def checked_folders(folders: Sequence[str]) -> tuple[str, ...]:
         ):
             raise TaskError(
                 f"A task cannot have {folder} as a folder beside its workspace: the sandbox, or the system "
-                "in the image, needs "
-                "it as it is."
+                "in the image, needs it as it is."
             )
     if len(unique_folders) > _MOST:
         raise TaskError(

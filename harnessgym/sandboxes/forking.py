@@ -19,8 +19,8 @@ from harnessgym.sandboxes.output import Output, PipeReader
 
 FORKSERVER = Path(__file__).parent / "forkserver"
 _BOOT = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); from forkserver.server "
-    "import main; del sys.path[0]; main()"
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from forkserver.server import main; del "
+    "sys.path[0]; main()"
 )
 _START_S = 120.0
 _SLACK_S = 2.0

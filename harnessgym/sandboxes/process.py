@@ -42,8 +42,7 @@ class ProcessBackend(LocalBackend):
     async def __aenter__(self) -> Self:
         _log.warning(
             "The process sandbox isolates nothing: harnesses run as this user, with its files and its "
-            "network. "
-            "Use the bubblewrap or docker sandbox for anything that is not trusted."
+            "network. Use the bubblewrap or docker sandbox for anything that is not trusted."
         )
         return await super().__aenter__()
 

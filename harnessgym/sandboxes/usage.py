@@ -83,8 +83,7 @@ class Meter:
         if not self._folders:
             raise SandboxError(
                 f"What a sandbox uses cannot be read: /proc/{self._pid}/cgroup leads to nothing in "
-                f"{_CGROUPS}. The node must "
-                "run on the engine's machine, outside of containers."
+                f"{_CGROUPS}. The node must run on the engine's machine, outside of containers."
             )
         try:
             # The workspace is a tmpfs of its own, so the file system's use is the workspace's size. One

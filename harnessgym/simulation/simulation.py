@@ -141,10 +141,9 @@ class Simulation:
         )
         return TrainerError(
             f"The simulated run stands still after {self.clock.now:.0f} virtual seconds, at step "
-            f"{self.learner.step} of "
-            f"{self.config.trainer.steps}: {waiting(standing)} {self.node.open} groups are open, {complete} "
-            "complete, and "
-            f"{self.planner.capacity()} may be submitted. Change the section that this names."
+            f"{self.learner.step} of {self.config.trainer.steps}: {waiting(standing)} {self.node.open} "
+            f"groups are open, {complete} complete, and {self.planner.capacity()} may be submitted. Change "
+            "the section that this names."
         )
 
     def _plan_failures(self) -> None:
@@ -173,9 +172,8 @@ class Simulation:
         if self.measures.counts["trainer deaths"] > _DEATHS_PER_STEP * self.config.trainer.steps:
             raise TrainerError(
                 f"The simulated trainer has died {self.measures.counts['trainer deaths']} times and is at "
-                "step "
-                f"{self.learner.step}: it loses more than it gains. Raise failures.trainer_s, or lower "
-                "failures.versions_lost."
+                f"step {self.learner.step}: it loses more than it gains. Raise failures.trainer_s, or "
+                "lower failures.versions_lost."
             )
         self._after_exponential(self.config.failures.trainer_s, self._kill_trainer)
 

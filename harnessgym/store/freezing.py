@@ -80,6 +80,5 @@ def _refuse(rollout_ids: Sequence[str], why: str) -> None:
         named = ", ".join(sorted(rollout_ids)[:_SHOWN]) + (", ..." if len(rollout_ids) > _SHOWN else "")
         raise StoreError(
             f"{len(rollout_ids)} of the rollouts are {why} ({named}): their run has yet to write to them. "
-            "Nothing was frozen. "
-            "Freeze them when the run is done, or choose others."
+            "Nothing was frozen. Freeze them when the run is done, or choose others."
         )

@@ -186,8 +186,7 @@ def _begins_with(query: str) -> str:
 def _refusal(query: str) -> str:
     return (
         f"Only statements that read are taken, and nothing was changed: {_one_line(query)!r}. They begin "
-        "with "
-        f"{', '.join(sorted(_READING))}. What writes traces are HarnessGym's own commands."
+        f"with {', '.join(sorted(_READING))}. What writes traces are HarnessGym's own commands."
     )
 
 

@@ -223,8 +223,7 @@ def _take(conn: Connection, holder: str) -> None:
             other = leases.holder_of(conn, LEASE)
             raise StoreError(
                 f"Process {other} is removing rows from this database. Wait until it is done; if it was "
-                "killed, "
-                f"{_LEASE_S / 60:.0f} minutes."
+                f"killed, {_LEASE_S / 60:.0f} minutes."
             )
 
 

@@ -84,8 +84,7 @@ def add(conn: Connection, reward: RewardRow) -> bool:
         if row.value != reward.value:
             raise StoreError(
                 f"{reward} is {row.value} (from {row.source}) and cannot become {reward.value} (from "
-                f"{reward.source}): "
-                "a reward is written once. Use a channel of another name."
+                f"{reward.source}): a reward is written once. Use a channel of another name."
             )
         return False
     check(conn, reward)
@@ -102,8 +101,8 @@ def required(value: float | None, rollout_id: str, channel: str = "reward") -> f
     if value is None:
         raise StoreError(
             f"Rollout {rollout_id} finished without a reward under the channel {channel!r}, and a missing "
-            "reward is "
-            "not 0. Write the one that its grader gave (`harnessgym.store.rewards.add`), or remove its group."
+            "reward is not 0. Write the one that its grader gave (`harnessgym.store.rewards.add`), or "
+            "remove its group."
         )
     return float(value)
 
@@ -147,9 +146,8 @@ def check(conn: Connection, reward: RewardRow) -> None:
         raise StoreError(f"{reward} cannot be written: there is no such rollout.")
     if rollout.status in _UNREWARDED and not reward.channel.startswith("cost."):
         raise StoreError(
-            f"{reward} cannot be written: the rollout {rollout.status} ({rollout.stop_reason}), which is no "
-            "result. "
-            "Only channels `cost.*` may be."
+            f"{reward} cannot be written: the rollout {rollout.status} ({rollout.stop_reason}), which is "
+            "no result. Only channels `cost.*` may be."
         )
     if not _exists(conn, reward, rollout.group_id):
         raise StoreError(f"{reward} cannot be written: the rollout has no such {reward.unit}.")

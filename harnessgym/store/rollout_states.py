@@ -213,8 +213,7 @@ def _known(names: type[Name], stored: str | None, what: str, rollout_id: str) ->
     except ValueError:
         raise StoreError(
             f"Rollout {rollout_id} has the {what} {stored!r}, which this version of HarnessGym does not "
-            "know. A newer version "
-            f"wrote it: read the store with that version. Known: {', '.join(names)}."
+            f"know. A newer version wrote it: read the store with that version. Known: {', '.join(names)}."
         ) from None
 
 

@@ -142,8 +142,7 @@ def _readable(file: Path) -> Iterator[Connection]:
             except SchemaError:
                 raise SchemaError(
                     f"{file} was written by a later release (schema revision {revision}); this one knows "
-                    f"{head_revision()}. "
-                    "Upgrade HarnessGym."
+                    f"{head_revision()}. Upgrade HarnessGym."
                 ) from None
             file = copied
         with _read_only(file) as conn:

@@ -97,8 +97,7 @@ class TraceStore:
             if revision != head_revision():
                 raise SchemaError(
                     f"The trace database {shown(url)} has schema revision {revision}, this code needs "
-                    f"{head_revision()}. "
-                    f"Stop its users and run `harnessgym store migrate {shown(url)}`."
+                    f"{head_revision()}. Stop its users and run `harnessgym store migrate {shown(url)}`."
                 )
         except BaseException:
             store.close()

@@ -235,8 +235,8 @@ def _postgresql_guards() -> list[str]:
     made.append(trigger.format("messages", "UPDATE", "", "refuse_other_text"))
     made.append(_TELL_FUNCTION.replace("CHANNEL", CHANNEL))
     made += [
-        f"CREATE TRIGGER told_{table} AFTER {changes} ON {table} "
-        "FOR EACH ROW EXECUTE FUNCTION tell_of_change()"
+        f"CREATE TRIGGER told_{table} AFTER {changes} ON {table} FOR EACH ROW EXECUTE FUNCTION "
+        "tell_of_change()"
         for table, changes in _TOLD.items()
     ]
     return made

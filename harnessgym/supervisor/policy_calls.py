@@ -61,9 +61,8 @@ class PolicyCalls:
         unknown = models - set(self.names) - _BY_RULE - self._unknown
         self._unknown |= unknown
         lines = [
-            f"Harnesses asked for the model {model!r}, which is the name of no "
-            f"policy: the first policy, {first!r}, answered. "
-            f"The policies are {', '.join(self.names)}."
+            f"Harnesses asked for the model {model!r}, which is the name of no policy: the first policy, "
+            f"{first!r}, answered. The policies are {', '.join(self.names)}."
             for model in sorted(unknown)
         ]
         if calls.get(policy_id):
@@ -73,10 +72,8 @@ class PolicyCalls:
             asked = ", ".join(map(repr, sorted(models))) or "no model by name"
             lines.append(
                 f"The policy {name!r} was trained on nothing in step {step}: no call reached it. Harnesses "
-                f"asked for {asked}; a "
-                f"name that no policy has is answered by the first one, {first!r}. Correct the model names "
-                "of the harnesses, "
-                "or leave the policy out."
+                f"asked for {asked}; a name that no policy has is answered by the first one, {first!r}. "
+                "Correct the model names of the harnesses, or leave the policy out."
             )
         return lines
 

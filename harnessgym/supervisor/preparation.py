@@ -55,16 +55,13 @@ def prepare(
     if unapplied := _unapplied(config):
         notify(
             f"Trainer: HarnessGym's own algorithms read {', '.join(unapplied)}; {config.trainer.algorithm} "
-            "may not: leave "
-            "them out, or see its documentation."
+            "may not: leave them out, or see its documentation."
         )
     if config.sampling.max_tokens >= config.engine.max_length:
         notify(
-            f"Sampling: sampling.max_tokens is {config.sampling.max_tokens} "
-            "and engine.max_length, which prompt "
-            f"and answer share, {config.engine.max_length}: calls end at "
-            "the latter. Raise engine.max_length, or "
-            "lower sampling.max_tokens."
+            f"Sampling: sampling.max_tokens is {config.sampling.max_tokens} and engine.max_length, which "
+            f"prompt and answer share, {config.engine.max_length}: calls end at the latter. Raise "
+            "engine.max_length, or lower sampling.max_tokens."
         )
     _check_tasks(config, notify)
     for policy in config.all_policies:
@@ -124,9 +121,9 @@ def refuse_changes(recorded: RunConfig, config: RunConfig, root: Path, *, extend
         if extend:
             return
         raise ConfigError(
-            f"{root} holds a run of {steps} step{'s' * (steps != 1)}, and trainer.steps is {wanted} now. Add "
-            "--extend "
-            "to lengthen it: it goes on from its last checkpoint. Give another --folder to start a new run."
+            f"{root} holds a run of {steps} step{'s' * (steps != 1)}, and trainer.steps is {wanted} now. "
+            "Add --extend to lengthen it: it goes on from its last checkpoint. Give another --folder to "
+            "start a new run."
         )
     if changed:
         hint = (

@@ -120,8 +120,8 @@ class Restarts:
         if len(self._recent) >= self.limit:
             raise HarnessGymError(
                 f"The {name} process ended {len(self._recent) + 1} times within a minute, so it is not "
-                "started again. "
-                f"Its log is {log}; the last of it:\n{last_words(log)}"
+                f"started again. Its log is {log}; the last of it:\n"
+                f"{last_words(log)}"
             )
         self._recent.append(now)
         self.count += 1

@@ -47,9 +47,8 @@ class RunStart:
             return f"Extends run {self.run_id} {lengths}; it goes on at step {self.step}."
         if self.kind == "finished":
             return (
-                f"Run {self.run_id} has finished its {_counted(self.steps)}: nothing is run. To lengthen it, "
-                "give a "
-                "larger --trainer.steps, and --extend."
+                f"Run {self.run_id} has finished its {_counted(self.steps)}: nothing is run. To lengthen "
+                "it, give a larger --trainer.steps, and --extend."
             )
         return f"Continues run {self.run_id} at step {self.step} of {self.steps}."
 
@@ -187,6 +186,5 @@ def _say_missing_checkpoint(folder: RunFolder, config: RunConfig, step: int, not
         if not any(own.checkpoints.glob("step-*/state.pt")):
             notify(
                 f"There is no checkpoint in {own.checkpoints}: training goes on from the published weights "
-                "of "
-                f"{policy.name!r}, with a fresh optimizer."
+                f"of {policy.name!r}, with a fresh optimizer."
             )

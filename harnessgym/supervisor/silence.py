@@ -87,8 +87,8 @@ class SilenceWatch:
             row = silent[row_id]
             yield (
                 f"{row.id} ({row.kind} at {row.address}) is silent: it accepts connections and does not "
-                "answer. Calls go to "
-                "other engines until it does. The run did not start it and does not end it: see its log."
+                "answer. Calls go to other engines until it does. The run did not start it and does not "
+                "end it: see its log."
             )
         for row in rows:
             if row.id in self._outside and row.state == "ready":
@@ -99,6 +99,5 @@ class SilenceWatch:
 def _killing(name: str, process: ManagedProcess) -> str:
     return (
         f"The {name} process ({process.where}) has been silent for {process.silence.seconds:.0f} s: it was "
-        "stopped or "
-        "hangs. It is killed."
+        "stopped or hangs. It is killed."
     )

@@ -69,8 +69,7 @@ def _engines(conn: Connection, engines: Engines) -> Iterable[str]:
         if each.holder not in known:
             yield (
                 f"{each.holder} holds update lease {name} and is no engine of this run: it ends in "
-                f"{each.left_s:.0f} s unless "
-                "renewed. End that process if it goes on."
+                f"{each.left_s:.0f} s unless renewed. End that process if it goes on."
             )
 
 
@@ -91,15 +90,14 @@ def _engine(
     if row.state == "silent":
         yield (
             f"{row.id} ({row.kind} at {row.address}) is silent{holds}: it accepts connections and does not "
-            "answer. Calls go to "
-            "other engines; see its own log, and start it again."
+            "answer. Calls go to other engines; see its own log, and start it again."
         )
     elif row.state in GONE and row.kind == EMBEDDED:
         yield f"{row.id} is out of service{holds}: it is started again by itself; if not, see {log}."
     elif row.state in GONE and row.id in engines.followed:
         yield (
-            f"{row.id} at {row.address} is out of service{holds}: it does not answer. "
-            f"Start the engine; {log} has more."
+            f"{row.id} at {row.address} is out of service{holds}: it does not answer. Start the engine; "
+            f"{log} has more."
         )
     elif row.state in GONE:
         yield (
@@ -114,8 +112,8 @@ def _engine(
     elif row.state in ("draining", "updating"):
         yield (
             f"{row.id} has been {row.state} for {age_s:.0f} s, from version {row.version} to "
-            f"{engines.newest_of(row)}{holds}. "
-            f"If that lasts, see {log} and end its process: another one starts with the newest version."
+            f"{engines.newest_of(row)}{holds}. If that lasts, see {log} and end its process: another one "
+            "starts with the newest version."
         )
     elif row.id in engines.behind:
         yield _lagging(row, engines, held, lease, log)
@@ -132,8 +130,8 @@ def _lagging(
         )
     if not held:
         return (
-            f"{lacks}, though no update lease is held: its weight agent does "
-            f"not look. See {log}, and end its process."
+            f"{lacks}, though no update lease is held: its weight agent does not look. See {log}, and end "
+            "its process."
         )
     others = ", ".join(
         f"{each.holder} (ends in {each.left_s:.0f} s unless renewed)" for each in held.values()
@@ -148,15 +146,13 @@ def _nodes(conn: Connection, run_id: str) -> Iterable[str]:
     if not leases.nodes(conn, run_id):
         yield (
             f"No node takes rollouts, and {queue.pending} wait for one: it starts or has failed. See "
-            "logs/node*.log; on a "
-            "cluster, `harnessgym cluster nodes` says where nodes are."
+            "logs/node*.log; on a cluster, `harnessgym cluster nodes` says where nodes are."
         )
     elif queue.pending > queue.put_off:
         places = ", ".join(f"{holder} has {number}" for holder, number in sorted(queue.running.items()))
         yield (
             f"{queue.pending - queue.put_off} rollouts wait for a place at a node "
-            f"({places or 'none has any'}). "
-            "node.max_running allows more, as far as memory and disk do."
+            f"({places or 'none has any'}). node.max_running allows more, as far as memory and disk do."
         )
     if queue.first_s is not None:
         yield (
@@ -165,9 +161,8 @@ def _nodes(conn: Connection, run_id: str) -> Iterable[str]:
         )
     for holder, (number, silent_s) in sorted(queue.silent.items()):
         yield (
-            f"{holder} has said nothing for {silent_s:.0f} s longer than "
-            f"its lease, and has {number} rollouts: "
-            "they run again as soon as another node looks. See its log."
+            f"{holder} has said nothing for {silent_s:.0f} s longer than its lease, and has {number} "
+            "rollouts: they run again as soon as another node looks. See its log."
         )
 
 
@@ -185,8 +180,7 @@ def _groups(conn: Connection, run_id: str, purposes: Sequence[str], engines: Eng
     if "train" in purposes and ready >= wanted["groups_per_step"]:
         yield (
             f"A whole batch is complete ({ready} groups, {wanted['groups_per_step']} are wanted): the "
-            "trainer trains on it, or "
-            "has failed to. See logs/trainer*.log."
+            "trainer trains on it, or has failed to. See logs/trainer*.log."
         )
         return
     left = wait_report.unfinished(conn, group.id)
@@ -207,20 +201,19 @@ def _nothing_open(complete: int, purposes: Sequence[str], engines: Engines) -> I
     """What must act next when no group is open."""
     if complete and "train" in purposes:
         yield (
-            f"{complete} groups are complete and none is open: the trainer trains, "
-            "or has failed to. See logs/trainer*.log."
+            f"{complete} groups are complete and none is open: the trainer trains, or has failed to. See "
+            "logs/trainer*.log."
         )
     elif engines.behind:
         names = ", ".join(sorted(engines.behind))
         yield (
-            f"Nothing runs, and nothing is submitted before {names} serves the newest version: what started "
-            "under an "
-            "older one could get staler than trainer.max_staleness."
+            f"Nothing runs, and nothing is submitted before {names} serves the newest version: what "
+            "started under an older one could get staler than trainer.max_staleness."
         )
     elif purposes and engines.newest >= 0:
         yield (
-            "Nothing runs, and every engine serves the newest version: a node "
-            "is to submit groups. See logs/node*.log."
+            "Nothing runs, and every engine serves the newest version: a node is to submit groups. See "
+            "logs/node*.log."
         )
 
 
@@ -234,15 +227,15 @@ def _stage(row: wait_report.Unfinished, version: int, engines: Engines) -> str:
         return f"{at} is over, and is read back or graded: see the grader's limits (node.evaluate_at_once)."
     if row.call is None:
         return (
-            f"{at} was ready {row.opened_s:.0f} s ago and has not called: "
-            "it waits for node.max_running, or starts."
+            f"{at} was ready {row.opened_s:.0f} s ago and has not called: it waits for node.max_running, "
+            "or starts."
         )
     ordinal, status, age_s = row.call
     age = f"{age_s:.0f} s"
     if status != "intent":
         return (
-            f"{at} works by itself since its call {ordinal}, {age} ago: its "
-            "tools run, until the task's limits end it."
+            f"{at} works by itself since its call {ordinal}, {age} ago: its tools run, until the task's "
+            "limits end it."
         )
     able = [each.id for each in engines.rows if engines.may_answer(each, version)]
     whom = ", ".join(able) if able else f"an engine, and none is ready with version {version} or later"

@@ -56,8 +56,7 @@ def only_service(path: Path, name: str, known: Mapping[str, str]) -> Service:
     if others:
         raise TaskError(
             f"{path}: services: beside {name!r} there is {', '.join(others)}. A sandbox is one container "
-            "without a network: "
-            f"put what they serve into the image of {name!r}."
+            f"without a network: put what they serve into the image of {name!r}."
         )
     service = _filled(_mapping(services[name], path, name), {**os.environ, **known})
     context = _context(service.get("build"), path, name)

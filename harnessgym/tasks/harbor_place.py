@@ -132,8 +132,8 @@ def grading_place(
     if agents.home == WORKDIR:
         raise TaskError(
             f"{where}: environment.workdir: tests run in an image of their own, so it must be known where "
-            "the agent's folder "
-            "lies there. Write the absolute path that is the WORKDIR of the agent's image."
+            "the agent's folder lies there. Write the absolute path that is the WORKDIR of the agent's "
+            "image."
         )
     return HarborContainer(container.image, agents.home, container.env, has_tests=own)
 
@@ -232,9 +232,8 @@ def _sort(
         above = path.parent if path.suffix else path
         if str(above) == "/" or any(above.is_relative_to(each) for each in _NEVER):
             raise TaskError(
-                f"{where}: artifacts: {path} lies where nothing is handed over from. Write it to the working "
-                "folder or to "
-                f"{_ALWAYS}."
+                f"{where}: artifacts: {path} lies where nothing is handed over from. Write it to the "
+                f"working folder or to {_ALWAYS}."
             )
         folders.append(str(above))
         collect.append(str(path))

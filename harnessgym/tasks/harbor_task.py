@@ -32,8 +32,7 @@ _AGENT_S = 600.0
 """Seconds for an agent if the task sets none."""
 _SHARED = (
     "tests are run in a fresh container that holds what the agent left in its working folder and "
-    "/logs/artifacts, where Harbor "
-    "would use the agent's own; harbor_shared@PATH does as Harbor"
+    "/logs/artifacts, where Harbor would use the agent's own; harbor_shared@PATH does as Harbor"
 )
 TESTS = "test_files"
 """Key of the tests in a task's metadata."""
@@ -234,9 +233,8 @@ def _tell(table: HarborTable, folder: Path, notes: Notes, *, own: bool) -> None:
         (
             any(step.verifier.environment or step.verifier.environment_mode for step in table.steps),
             (
-                "environment and environment_mode of a step's verifier have no effect: all steps are tested "
-                "as "
-                "the task says"
+                "environment and environment_mode of a step's verifier have no effect: all steps are "
+                "tested as the task says"
             ),
         ),
         (

@@ -102,8 +102,7 @@ def _checks(task: Task) -> Sequence[Check]:
         if type(check) is not _WRITABLE.get(check.kind):
             raise TaskError(
                 f"Its check tests[{number}] is of the kind {check.kind!r}, which needs HarnessGym while it "
-                "runs. Kinds that "
-                f"become a test script: {', '.join(_WRITABLE)}."
+                f"runs. Kinds that become a test script: {', '.join(_WRITABLE)}."
             )
     clash = sorted(set(tests) & set(_TAKEN))
     if clash:
@@ -133,9 +132,7 @@ def _notes(task: Task, checks: Sequence[Check]) -> Sequence[str]:
             pytest,
             (
                 "pytest: tests run in the agent's container, as a user of their own only if the script is "
-                "run "
-                "as "
-                "root."
+                "run as root."
             ),
         ),
     )

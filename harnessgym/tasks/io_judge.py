@@ -362,8 +362,7 @@ def _instruction(problem: IoProblem, language: ProgrammingLanguage, check: Mappi
         f"Write the program in the file {language.source}, in the current folder. {language.prompt}".rstrip(),
         (
             "It reads standard input and prints to standard output. It is judged on inputs that are not "
-            "shown, "
-            "by"
+            "shown, by"
         ),
         "",
         *(f"    {command}" for command in commands),

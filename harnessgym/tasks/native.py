@@ -47,10 +47,9 @@ from harnessgym.tasks.format import LoadedTasks, ReadTasks, without_doubles
 STREAM = ".history.stream"
 """Path of the stream in the workspace, until the set-up imports it."""
 SETUP = (
-    f"git init -q -b {BRANCH} . && git fast-import --quiet <{STREAM} && git reset -q --mixed {BRANCH} && rm "
-    f"{STREAM} "
-    "&& git checkout-index -a -q && git config user.name agent && git config user.email agent@localhost && "
-    "rm -rf .git/logs"
+    f"git init -q -b {BRANCH} . && git fast-import --quiet <{STREAM} && git reset -q --mixed {BRANCH} && "
+    f"rm {STREAM} && git checkout-index -a -q && git config user.name agent && git config user.email "
+    "agent@localhost && rm -rf .git/logs"
 )
 """The command that imports it. The task's other files stay as they are."""
 

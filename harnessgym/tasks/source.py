@@ -33,8 +33,7 @@ def task_set(spec: str) -> TaskSet:
     hint = nearest(spec, names("task_set"))
     raise ConfigError(
         f"There are no tasks {spec!r}. {hint} Give a registered task set, `module:Class`, or a file or "
-        "folder of tasks "
-        f"(formats: {', '.join(names('task_format'))}; `FORMAT@PATH` says which)."
+        f"folder of tasks (formats: {', '.join(names('task_format'))}; `FORMAT@PATH` says which)."
     )
 
 
@@ -61,9 +60,8 @@ def recognised(path: Path) -> TaskFormat:
         if candidate.recognises(path):
             return candidate
     raise ConfigError(
-        f"{path} is in no task format that is known ({', '.join(names('task_format'))}). A native task is a "
-        "folder with a "
-        "task.toml; see docs/tasks.md for the others, or say the format: FORMAT@PATH."
+        f"{path} is in no task format that is known ({', '.join(names('task_format'))}). A native task is "
+        "a folder with a task.toml; see docs/tasks.md for the others, or say the format: FORMAT@PATH."
     )
 
 

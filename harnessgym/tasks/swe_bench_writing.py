@@ -31,8 +31,8 @@ _LISTS = {"fail_to_pass": "FAIL_TO_PASS", "pass_to_pass": "PASS_TO_PASS"}
 _SPACED = "parse_log_pytest_v2"
 """Parser for ids with spaces."""
 _BASE_FILES = (
-    "base_files is a column of ours: other readers of SWE-bench rows "
-    "want an image with the repository instead."
+    "base_files is a column of ours: other readers of SWE-bench rows want an image with the repository "
+    "instead."
 )
 
 
@@ -130,9 +130,8 @@ def _check_owned(row: Mapping[str, Any], files: Sequence[str]) -> None:
     free = sorted(set(files) - owned) if owned else [*files, "the tests"]
     if free:
         raise TaskError(
-            f"No test patch has {free[0]}, so whoever edits it is rewarded. Give metadata['test_patch'], or "
-            "the pristine tests "
-            "as metadata['test_files']."
+            f"No test patch has {free[0]}, so whoever edits it is rewarded. Give metadata['test_patch'], "
+            "or the pristine tests as metadata['test_files']."
         )
 
 

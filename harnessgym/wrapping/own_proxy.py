@@ -89,9 +89,9 @@ def _engine(kind: str, url: str, policy: Path | None, max_length: int | None) ->
     folder = policy or Path(str(card.get("root") or card.get("id") or ""))
     if not (folder / "tokenizer.json").is_file():
         raise ConfigError(
-            f"The engine at {url} serves {card.get('id')!r}, but its model folder is not at {str(folder)!r} "
-            "on this machine. "
-            "Give --policy FOLDER with its tokenizer.json, tokenizer_config.json and chat template."
+            f"The engine at {url} serves {card.get('id')!r}, but its model folder is not at "
+            f"{str(folder)!r} on this machine. Give --policy FOLDER with its tokenizer.json, "
+            "tokenizer_config.json and chat template."
         )
     return WrapUpstream(kind, url, folder, max_length or int(card.get("max_model_len") or 32_768))
 

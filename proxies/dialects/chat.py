@@ -39,9 +39,8 @@ _ASKED = (
 _REFUSED = ("logprobs", "top_logprobs", "audio", "functions", "function_call", "web_search_options")
 _ERRORS = ErrorShape(
     "messages",
-    "This model's maximum context length is {max_tokens} tokens. However, your messages resulted in {tokens} "
-    "tokens. "
-    "Please reduce the length of the messages.",
+    "This model's maximum context length is {max_tokens} tokens. However, your messages resulted in "
+    "{tokens} tokens. Please reduce the length of the messages.",
 )
 
 

@@ -44,8 +44,7 @@ _REFUSED = (
 _ERRORS = ErrorShape(
     "prompt",
     "This model's maximum context length is {max_tokens} tokens, however you requested {tokens} tokens in "
-    "your prompt. "
-    "Please reduce your prompt; or completion length.",
+    "your prompt. Please reduce your prompt; or completion length.",
 )
 _MAX_TOKENS = 16
 """The protocol's default for requests without `max_tokens`."""

@@ -41,9 +41,8 @@ class LitellmUpstream:
         if not self._model or "api_key" in options:
             raise ConfigError(
                 f"{address.partition('api_key=')[0]!r} is not an outside model: write "
-                "`litellm:PROVIDER/MODEL?api_base=URL`, "
-                "and put the key into the provider's environment variable or into one that "
-                "`api_key_env=NAME` names."
+                "`litellm:PROVIDER/MODEL?api_base=URL`, and put the key into the provider's environment "
+                "variable or into one that `api_key_env=NAME` names."
             )
         self._key_env = options.pop("api_key_env", None)
         self._options = options
@@ -52,8 +51,8 @@ class LitellmUpstream:
         """Ask the model. Raises `TextRefusal` if its provider refuses and `ConfigError` without litellm."""
         if call.request.prompt is not None:
             detail = (
-                "Raw prompts are in the tokens of the policy; an outside "
-                "model takes messages. Use a chat protocol."
+                "Raw prompts are in the tokens of the policy; an outside model takes messages. Use a chat "
+                "protocol."
             )
             raise TextRefusal(Problem("unsupported", detail))
         litellm = await asyncio.to_thread(_litellm)

@@ -171,8 +171,7 @@ class SglangUpstream:
         if not version.isdecimal():
             raise UpstreamLost(
                 f"The engine serves weights {label!r}, the worker is known for version {self.version}. Was "
-                "it started anew? "
-                "Its weight agent will bring it to the newest version."
+                "it started anew? Its weight agent will bring it to the newest version."
             )
         return int(version)
 

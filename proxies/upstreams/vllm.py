@@ -214,9 +214,8 @@ class OutsideVllmUpstream(VllmUpstream):
             return
         if serves.partition("@")[0] != str(self.version) and not (serves == "default" and self.version == 0):
             raise UpstreamLost(
-                f"The engine serves weights {serves!r}, the worker is known for version {self.version}. Was "
-                "it started anew? "
-                "Its weight agent will bring it to the newest version."
+                f"The engine serves weights {serves!r}, the worker is known for version {self.version}. "
+                "Was it started anew? Its weight agent will bring it to the newest version."
             )
 
 

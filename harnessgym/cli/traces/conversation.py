@@ -65,9 +65,9 @@ def _head(found: "TracedRollout") -> Text:
     sampled = sum(item.call.completion_len or 0 for item in found.transcript.exchanges)
     trajectory = found.trajectory
     line.append(
-        f"\n{len(found.transcript.exchanges)} calls, {len(trajectory.rows)} training rows, {sampled:,} "
-        "tokens sampled, "
-        f"{trajectory.trained:,} of them trainable"
+        "\n"
+        f"{len(found.transcript.exchanges)} calls, {len(trajectory.rows)} training rows, {sampled:,} "
+        f"tokens sampled, {trajectory.trained:,} of them trainable"
     )
     for reward in found.graph.rewards:
         of = "" if reward.unit == "rollout" else f" of {reward.unit} {reward.target}"

@@ -131,6 +131,6 @@ def _problems(item: _Replayed) -> Iterator[str]:
         if not again.same:
             row = again.row
             yield (
-                f"{rollout}, reward {row.channel} of {row.unit} {row.target}: "
-                f"{row.value:g}, stored {again.stored}"
+                f"{rollout}, reward {row.channel} of {row.unit} {row.target}: {row.value:g}, stored "
+                f"{again.stored}"
             )

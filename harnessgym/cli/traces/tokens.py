@@ -24,8 +24,8 @@ agent}]}]; logprobs are the stored float32 values.
 
 Exit status: 0 done; 2 an error."""
 _HEAD = (
-    f"{'position':>8} {'id':>7}  {'text':<24} {'mask':>4} {'logprob':>12} "
-    f"{'version':>7} {'advantage':>10} {'call':>4}  agent"
+    f"{'position':>8} {'id':>7}  {'text':<24} {'mask':>4} {'logprob':>12} {'version':>7} {'advantage':>10} "
+    f"{'call':>4}  agent"
 )
 
 
@@ -102,6 +102,5 @@ def _line(line: "TokenLine") -> str:
     call = "" if line.call is None else str(line.call)
     return (
         f"{line.position:>8} {line.id:>7}  {text:<24} {line.mask:>4} {logprob:>12} {version:>7} "
-        f"{advantage:>10} {call:>4}"
-        f"  {line.agent}"
+        f"{advantage:>10} {call:>4}  {line.agent}"
     ).rstrip()

@@ -91,8 +91,8 @@ class PytestCheck(Check):
             )
         if not report.began:
             raise TaskError(
-                f"{bench.where}: pytest did not start: {result.describe()}. "
-                "The image needs python3 with pytest."
+                f"{bench.where}: pytest did not start: {result.describe()}. The image needs python3 with "
+                "pytest."
             )
         if result.timed_out:
             return CheckOutcome(False, f"the tests did not end: {result.describe()}")

@@ -120,8 +120,8 @@ _FAIL_ONLY = frozenset(
     }
 )
 _ACTIVATE = (
-    "if [ -f /opt/miniconda3/bin/activate ]; then source "
-    "/opt/miniconda3/bin/activate; conda activate testbed; fi"
+    "if [ -f /opt/miniconda3/bin/activate ]; then source /opt/miniconda3/bin/activate; conda activate "
+    "testbed; fi"
 )
 
 

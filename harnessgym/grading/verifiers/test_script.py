@@ -174,7 +174,6 @@ def complete(run: ScriptRun, test: VerifierScript, where: str) -> None:
     if run.missing:
         raise TaskError(
             f"{where}: {test.script} asked for {'; '.join(run.missing[:8])[:1_000]}, and nothing can be "
-            "fetched while grading. "
-            "What its lines name in plain words is put into the image ahead; put the rest into the task's "
-            "image."
+            "fetched while grading. What its lines name in plain words is put into the image ahead; put "
+            "the rest into the task's image."
         )

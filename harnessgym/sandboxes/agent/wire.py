@@ -174,8 +174,8 @@ def _compile(program: Path) -> None:
         if done.returncode != 0:
             raise SandboxError(
                 f"{used} could not compile the sandbox agent. It needs a static C library and the kernel's "
-                "headers "
-                f"(`apt-get install libc6-dev linux-libc-dev`). It said: {done.stderr[-2000:].strip()}"
+                "headers (`apt-get install libc6-dev linux-libc-dev`). It said: "
+                f"{done.stderr[-2000:].strip()}"
             )
         made.chmod(0o755)
         made.rename(program)

@@ -35,8 +35,8 @@ def main() -> None:
     gc.collect()
     if left := _sockets() - {control.fileno()}:
         control.send(
-            f"The warm-up left {len(left)} sockets open, which all rollouts "
-            "would share: close them at its end.".encode()
+            f"The warm-up left {len(left)} sockets open, which all rollouts would share: close them at its "
+            "end.".encode()
         )
         return
     gc.freeze()

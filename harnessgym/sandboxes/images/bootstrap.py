@@ -51,9 +51,8 @@ def codename() -> str:
     if not release_name:
         raise ImageError(
             "This machine's system has no release name (VERSION_CODENAME in /etc/os-release), so the base "
-            "image cannot be "
-            "made here. Make it on Debian or Ubuntu and bring it over: docker save harnessgym/base | docker "
-            "load."
+            "image cannot be made here. Make it on Debian or Ubuntu and bring it over: docker save "
+            "harnessgym/base | docker load."
         )
     return release_name
 

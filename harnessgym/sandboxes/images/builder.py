@@ -142,8 +142,7 @@ class Builder:
         if where is not None and (free := shutil.disk_usage(where).free) < _LEAST_FREE:
             raise ImageError(
                 f"The disk that holds the engine's images ({where}) has {free:,} bytes free; a build wants "
-                f"{_LEAST_FREE:,}. "
-                "Free some: harnessgym images gc removes what has not been used for long."
+                f"{_LEAST_FREE:,}. Free some: harnessgym images gc removes what has not been used for long."
             )
 
     def _add(self, below: Any, layer: Layer, content: str) -> None:
@@ -162,9 +161,9 @@ class Builder:
                 _commit(container, layer, content, layer.changes)
         elif not self.engine.local:
             raise ImageError(
-                "Images are built on the machine of the Docker engine, whose package managers' settings are "
-                "lent to the build: "
-                "run `harnessgym images build` there, or set DOCKER_HOST to a socket of this machine."
+                "Images are built on the machine of the Docker engine, whose package managers' settings "
+                "are lent to the build: run `harnessgym images build` there, or set DOCKER_HOST to a "
+                "socket of this machine."
             )
         else:
             with private(content) as folder:

@@ -98,9 +98,9 @@ def _present(image: str, folder: Path, builder: Builder) -> str:
             engine_image = builder.engine.client.images.pull(image)
         except sdk().errors.APIError as error:
             raise ImageError(
-                f"{folder / _DOCKERFILE} starts from the image {image!r}, which is not on the Docker engine "
-                "and could not be "
-                f"pulled: {error.explanation or error}. Load it, or start from another image."
+                f"{folder / _DOCKERFILE} starts from the image {image!r}, which is not on the Docker "
+                f"engine and could not be pulled: {error.explanation or error}. Load it, or start from "
+                "another image."
             ) from error
     return str(engine_image.id)
 

@@ -144,8 +144,7 @@ class Dockerfile:
             raise self._wrong(
                 number,
                 f"cannot copy {wrong}. Sources are files and folders below {self._context}; an image that "
-                "copies HarnessGym's "
-                "sources can only be built in a checkout.",
+                "copies HarnessGym's sources can only be built in a checkout.",
             )
         inside = to if to.startswith("/") else f"{self._cwd.rstrip('/')}/{to.removeprefix('./')}"
         return Copied(sources, inside)

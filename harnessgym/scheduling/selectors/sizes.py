@@ -16,9 +16,8 @@ def needs_groups(selector: str, pool: SelectionPool) -> None:
     if pool.group_size < 2:
         raise ConfigError(
             f"The selector {selector} chooses how many rollouts a group has, from how those of earlier "
-            "groups came out, and "
-            "with trainer.group_size = 1 a group is one rollout: raise group_size, or choose uniform, vade "
-            "or insight."
+            "groups came out, and with trainer.group_size = 1 a group is one rollout: raise group_size, "
+            "or choose uniform, vade or insight."
         )
 
 
@@ -29,14 +28,12 @@ def within(
     if least is not None and size < least:
         raise ConfigError(
             f"generate.settings, selector {selector}: {setting} = {size} is below trainer.group_size = "
-            f"{least}: raise it, or "
-            "lower group_size."
+            f"{least}: raise it, or lower group_size."
         )
     if most is not None and size > most:
         raise ConfigError(
             f"generate.settings, selector {selector}: {setting} = {size} is above trainer.group_size = "
-            f"{most}: lower it, or "
-            "raise group_size."
+            f"{most}: lower it, or raise group_size."
         )
     return size
 

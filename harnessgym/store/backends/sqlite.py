@@ -114,8 +114,8 @@ class SqliteBackend:
         match _code(error):
             case ["SQLITE", "FULL"]:
                 return (
-                    f"The disk that holds {self._name} is full ({cause}). "
-                    "Free space and go on: what was committed is safe."
+                    f"The disk that holds {self._name} is full ({cause}). Free space and go on: what was "
+                    "committed is safe."
                 )
             case ["SQLITE", "READONLY" | "CANTOPEN" | "PERM"]:
                 return (
@@ -129,8 +129,8 @@ class SqliteBackend:
                 )
             case ["SQLITE", "CORRUPT" | "NOTADB"]:
                 return (
-                    f"{self._name} is damaged or no trace database ({cause}). "
-                    "Restore it from a copy, or give another file."
+                    f"{self._name} is damaged or no trace database ({cause}). Restore it from a copy, or "
+                    "give another file."
                 )
             case _:
                 return f"The trace database {self._name} refused: {cause}"

@@ -44,9 +44,8 @@ def scalar_advantage(rollout: TracedRollout, row: Row) -> float:
         return float(trained[row.mask == 1].mean(dtype=np.float64))
     if rollout.reward is None:
         raise TraceError(
-            f"Rollout {rollout.id} was not trained and has no reward under the channel 'reward', and samples "
-            "for TRL need an "
-            "advantage. Leave it out: `--min-reward`."
+            f"Rollout {rollout.id} was not trained and has no reward under the channel 'reward', and "
+            "samples for TRL need an advantage. Leave it out: `--min-reward`."
         )
     group_rewards = np.asarray(rollout.group_rewards, np.float64)
     return float((rollout.reward - group_rewards.mean()) / (group_rewards.std() + 1e-8))

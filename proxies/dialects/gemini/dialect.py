@@ -350,8 +350,8 @@ def _error(problem: Problem) -> dict[str, Any]:
     details = []
     if problem.kind == "overflow" and problem.tokens is not None and problem.max_tokens is not None:
         message = (
-            f"The input token count ({problem.tokens}) exceeds the maximum number "
-            f"of tokens allowed ({problem.max_tokens})."
+            f"The input token count ({problem.tokens}) exceeds the maximum number of tokens allowed "
+            f"({problem.max_tokens})."
         )
     if problem.kind in ("overloaded", "unavailable"):
         details = [

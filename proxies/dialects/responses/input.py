@@ -136,8 +136,7 @@ def _message(item: Fields, kind: str) -> Message:
             )
     return unsupported(
         f"{item.at('type')}: {kind!r} items are not supported by this endpoint; messages, reasoning, and "
-        "calls and "
-        "outputs of function and custom tools are."
+        "calls and outputs of function and custom tools are."
     )
 
 

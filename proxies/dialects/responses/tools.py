@@ -91,9 +91,9 @@ def _tool(fields: Fields, namespace: str = "", about: str = "") -> ToolSpec:
     kind = fields.text("type")
     if kind not in ("function", "custom"):
         unsupported(
-            f"{fields.at('type')}: {kind!r} tools are not supported by this endpoint: it samples a model and "
-            "runs nothing. "
-            "Only 'function', 'custom' and 'namespace' tools are; switch the others off in the harness."
+            f"{fields.at('type')}: {kind!r} tools are not supported by this endpoint: it samples a model "
+            "and runs nothing. Only 'function', 'custom' and 'namespace' tools are; switch the others off "
+            "in the harness."
         )
     fields.refuse(_UNDONE)
     paragraphs = [about, fields.text("description", "")]
