@@ -220,18 +220,18 @@ class RewardWeights:
 
 
 def _by_channel(
-    name: str, weight: float | Mapping[str, float], given: Mapping[str, float]
+    name: str, weight: float | Mapping[str, float], weights: Mapping[str, float]
 ) -> Mapping[str, float]:
     """A reward's weights by channel. Raises `RewardError` if a weighted channel has no score."""
     if not isinstance(weight, Mapping):
-        if len(given) == 1:
-            return dict.fromkeys(given, weight)
-        what = f"it gave the channels {', '.join(given)}" if given else "it gave the rollout no score"
+        if len(weights) == 1:
+            return dict.fromkeys(weights, weight)
+        what = f"it gave the channels {', '.join(weights)}" if weights else "it gave the rollout no score"
         raise RewardError(f"The reward {name!r} has one weight, and {what}. Name the channel: {_TABLE}.")
-    if missing := [channel for channel in weight if channel not in given]:
+    if missing := [channel for channel in weight if channel not in weights]:
         raise RewardError(
             f"The reward {name!r} has a weight for the channel {missing[0]!r} and gave the rollout no "
-            f"score there (but: {', '.join(given) or 'none'}). A missing reward is not 0: correct the "
+            f"score there (but: {', '.join(weights) or 'none'}). A missing reward is not 0: correct the "
             "name, or give 0 where none is earned."
         )
     return weight

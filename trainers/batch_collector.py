@@ -132,7 +132,7 @@ class BatchCollector:
         return max(0, allowed - self.given_up(version).get("no_signal", 0))
 
     def _replays(
-        self, version: int, chain: VersionChain, taken: set[str], trained: Sequence[Replayable]
+        self, version: int, chain: VersionChain, group_ids: set[str], trained: Sequence[Replayable]
     ) -> Iterator[LoadedGroup]:
         """Groups with a signal to train again, as many as fit without making the waiting groups too stale."""
         options = self.options
@@ -143,7 +143,7 @@ class BatchCollector:
         standing = [
             item
             for item in self.store.read(lambda conn: backlog.standing(conn, self.run_id))
-            if item.id not in taken
+            if item.id not in group_ids
         ]
         ages = [chain.between(version, item.submitted_version) for item in standing if order or item.complete]
         if not order:
@@ -160,9 +160,9 @@ class BatchCollector:
                 places -= 1
                 yield group
 
-    def _candidates(self, version: int, chain: VersionChain, taken: set[str]) -> list[Candidate]:
+    def _candidates(self, version: int, chain: VersionChain, group_ids: set[str]) -> list[Candidate]:
         standing = self.store.read(lambda conn: backlog.standing(conn, self.run_id))
-        free = [item for item in standing if item.id not in taken]
+        free = [item for item in standing if item.id not in group_ids]
         for item in free:
             if item.complete and item.id not in self._ages:
                 self._ages[item.id] = self._load(item).staleness(version, chain)

@@ -60,25 +60,25 @@ class LengthBias:
         """Groups before this ordinal are in the sums."""
         self._ended, self._trained = Counter[str](), Counter[str]()
 
-    def measure(self, taken: Collection[str] = ()) -> float:
-        """The ratio if the groups `taken` are trained too; 1 before anything is trained."""
+    def measure(self, group_ids: Collection[str] = ()) -> float:
+        """The ratio if the groups `group_ids` are trained too; 1 before anything is trained."""
         groups = self.store.read(lambda conn: lengths(conn, self.run_id, self._first))
         while groups and groups[0].state in _SETTLED:
             self._first = groups[0].ordinal + 1
-            _add(self._ended, self._trained, groups.pop(0), taken)
+            _add(self._ended, self._trained, groups.pop(0), group_ids)
         ended = self._ended.copy()
         trained = self._trained.copy()
         for item in groups:
-            _add(ended, trained, item, taken)
+            _add(ended, trained, item, group_ids)
         if not trained["tokens"] or not ended["tokens"]:
             return 1.0
         return (trained["tokens"] / trained["rollouts"]) / (ended["tokens"] / ended["rollouts"])
 
 
-def _add(ended: Counter[str], trained: Counter[str], group: GroupLength, taken: Collection[str]) -> None:
+def _add(ended: Counter[str], trained: Counter[str], group: GroupLength, group_ids: Collection[str]) -> None:
     values = {"rollouts": group.rollouts, "tokens": group.tokens}
     ended.update(values)
-    if group.state == "consumed" or group.id in taken:
+    if group.state == "consumed" or group.id in group_ids:
         trained.update(values)
 
 

@@ -100,40 +100,36 @@ class UpdateSettings(BaseModel):
 
     @field_validator("loss", mode="before")
     @classmethod
-    def _loss(cls, given: Any) -> Any:
-        return _named("loss", LossSettings, given)
+    def _loss(cls, raw: Any) -> Any:
+        return _named("loss", LossSettings, raw)
 
     @field_validator("corrections", mode="before")
     @classmethod
-    def _corrections(cls, given: Any) -> Any:
-        if isinstance(given, str | Mapping):
+    def _corrections(cls, raw: Any) -> Any:
+        if isinstance(raw, str | Mapping):
             raise ConfigError('Corrections are a list: ["tis"], or tables [{ name = "icepop", low = 0.5 }].')
-        return (
-            given
-            if given is None
-            else tuple(_named("correction", CorrectionSettings, each) for each in given)
-        )
+        return raw if raw is None else tuple(_named("correction", CorrectionSettings, each) for each in raw)
 
     @field_validator("normalisation", mode="before")
     @classmethod
-    def _mean(cls, given: Any) -> Any:
-        if given in ("constant", {"name": "constant"}):
+    def _mean(cls, raw: Any) -> Any:
+        if raw in ("constant", {"name": "constant"}):
             raise ConfigError(
                 'normalisation = "constant" needs a length: { name = "constant", length = 4096 }.'
             )
-        return given["name"] if given in ({"name": "token"}, {"name": "rollout"}) else given
+        return raw["name"] if raw in ({"name": "token"}, {"name": "rollout"}) else raw
 
     @field_validator("proximal", "lr_rule", mode="before")
     @classmethod
-    def _by_name(cls, given: Any) -> Any:
+    def _by_name(cls, raw: Any) -> Any:
         """Replace a name that has settings by a table with its defaults, and a table with only a name by the
         name.
         """
-        if given in ("ewma", "ess"):
-            return {"name": given}
-        if isinstance(given, Mapping) and set(given) == {"name"} and given["name"] not in ("ewma", "ess"):
-            return given["name"]
-        return given
+        if raw in ("ewma", "ess"):
+            return {"name": raw}
+        if isinstance(raw, Mapping) and set(raw) == {"name"} and raw["name"] not in ("ewma", "ess"):
+            return raw["name"]
+        return raw
 
     @model_validator(mode="after")
     def _sensible(self) -> Self:
@@ -171,13 +167,13 @@ class UpdateSettings(BaseModel):
         return self
 
 
-def _named(kind: Kind, base: type[P], given: Any) -> P:
+def _named(kind: Kind, base: type[P], raw: Any) -> P:
     """A loss or correction from its name or a table. Raises `ConfigError`."""
-    if isinstance(given, base):
-        return given
-    table = {"name": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
+    if isinstance(raw, base):
+        return raw
+    table = {"name": raw} if isinstance(raw, str) else dict(raw) if isinstance(raw, Mapping) else {}
     if not isinstance(table.get("name"), str):
-        raise ConfigError(f"A {kind} is a name, or a table with a name; got {given!r}.")
+        raise ConfigError(f"A {kind} is a name, or a table with a name; got {raw!r}.")
     named_class = load(kind, table["name"])
     if not (isinstance(named_class, type) and issubclass(named_class, base)):
         raise ConfigError(

@@ -97,10 +97,10 @@ def _file(folder: Path, about: Sequence[Any]) -> Path:
     return folder / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()}.json"
 
 
-def _keep(path: Path, told: Mapping[str, Any]) -> None:
+def _keep(path: Path, record: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(f".{os.getpid()}")
-    new.write_text(json.dumps(told), encoding="utf-8")
+    new.write_text(json.dumps(record), encoding="utf-8")
     os.replace(new, path)
 
 

@@ -101,9 +101,9 @@ def _shortest(kind: Sequence[tuple[str, str]]) -> tuple[bool, int, str]:
     return "```" in kind[0][1], len(kind[0][1]), kind[0][0]
 
 
-def _repeats(said: str, others: Sequence[str]) -> bool:
+def _repeats(sentence: str, others: Sequence[str]) -> bool:
     """Whether a sentence or its code block is in one of the others."""
-    program = said.split("```")[1] if "```" in said else said
+    program = sentence.split("```")[1] if "```" in sentence else sentence
     return any(program in other for other in others)
 
 
@@ -322,19 +322,19 @@ def _is_plain(fact: Fact, node: ast.AST) -> bool:
             return False
 
 
-def _subjects(tree: Tree, told: Mapping[str, str], facts: Mapping[str, Fact]) -> list[str]:
+def _subjects(tree: Tree, messages: Mapping[str, str], facts: Mapping[str, Fact]) -> list[str]:
     """The package's public functions and classes that fail, most frequent first.
 
     If no failing statement calls one, those called earlier in the tests.
     """
     known = _public(tree)
     counts: dict[str, int] = {}
-    for test in told:
-        for key, weight in (("statement", len(told) + 1), ("code", 1)):
+    for test in messages:
+        for key, weight in (("statement", len(messages) + 1), ("code", 1)):
             for name in _called(facts[test].get(key) or "", tree.package.name) & known:
                 counts[name] = counts.get(name, 0) + weight
     most = max(counts.values(), default=0)
-    failing = [name for name in counts if counts[name] > len(told) or most <= len(told)]
+    failing = [name for name in counts if counts[name] > len(messages) or most <= len(messages)]
     return sorted(failing, key=lambda name: (-counts[name], name))[:_NAMED]
 
 

@@ -99,16 +99,16 @@ def clocked(tree: Tree) -> frozenset[str]:
     return frozenset(test_ids)
 
 
-def _collect(node: ast.AST, text: str, above: str, found: set[str]) -> None:
+def _collect(node: ast.AST, text: str, above: str, hits: set[str]) -> None:
     children = [
         child for child in ast.iter_child_nodes(node) if isinstance(child, ast.FunctionDef | ast.ClassDef)
     ]
     for child in children:
         where = f"{above}::{child.name}"
         if isinstance(child, ast.ClassDef):
-            _collect(child, text, where, found)
+            _collect(child, text, where, hits)
         elif _WORDS.search(ast.get_source_segment(text, child) or ""):
             if child.name.startswith("test"):
-                found.add(where)
+                hits.add(where)
             elif child.name.lower() in ("setup", "setupclass", "setup_method"):
-                found |= {f"{above}::{other.name}" for other in children}
+                hits |= {f"{above}::{other.name}" for other in children}

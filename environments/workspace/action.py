@@ -92,12 +92,12 @@ def parse(text: str) -> Action | Misread:
     return _made(kinds[0], payload)
 
 
-def _made(kind: str, found: Mapping[str, str]) -> Action:
+def _made(kind: str, fields: Mapping[str, str]) -> Action:
     if kind == "run":
-        return RunAction(found["run"])
+        return RunAction(fields["run"])
     if kind == "write":
-        return Write(found["write"], found["text"])
-    return EditAction(found["edit"], found["old"], found["new"])
+        return Write(fields["write"], fields["text"])
+    return EditAction(fields["edit"], fields["old"], fields["new"])
 
 
 def _unusable(key: str, value: Any) -> str | None:

@@ -38,11 +38,11 @@ def look(workspace: Workspace) -> Look:
     return states
 
 
-def _look_into(folder: int, prefix: str, found: dict[str, Print], depth: int) -> None:
+def _look_into(folder: int, prefix: str, prints: dict[str, Print], depth: int) -> None:
     inner = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            if len(found) >= _ENTRIES:
+            if len(prints) >= _ENTRIES:
                 return
             try:
                 status = entry.stat(follow_symlinks=False)
@@ -52,7 +52,7 @@ def _look_into(folder: int, prefix: str, found: dict[str, Print], depth: int) ->
                 if entry.name not in IGNORED:
                     inner.append(entry.name)
             elif stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
-                found[prefix + entry.name] = (
+                prints[prefix + entry.name] = (
                     status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
                 )  # fmt: skip
     for name in inner if depth < _DEPTH else ():
@@ -62,7 +62,7 @@ def _look_into(folder: int, prefix: str, found: dict[str, Print], depth: int) ->
             # The agent's processes run meanwhile: the folder may be replaced or locked by now.
             continue
         try:
-            _look_into(below, f"{prefix}{name}/", found, depth + 1)
+            _look_into(below, f"{prefix}{name}/", prints, depth + 1)
         finally:
             os.close(below)
 

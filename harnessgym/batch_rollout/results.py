@@ -102,10 +102,10 @@ def _counted(values: Iterable[str | None]) -> dict[str, int]:
     return dict(sorted(Counter(value for value in values if value is not None).items()))
 
 
-def _medians(found: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def _medians(rollout_latencies: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Median seconds by stage."""
     by_stage: dict[str, list[float]] = {}
-    for latencies in found:
+    for latencies in rollout_latencies:
         for stage, seconds in latencies.items():
             by_stage.setdefault(stage, []).append(seconds)
     return {stage: round(sorted(values)[len(values) // 2], 4) for stage, values in sorted(by_stage.items())}

@@ -176,15 +176,15 @@ def _settings(words: list[str] | None) -> dict[str, Any] | None:
     return settings_of(words) if words else None
 
 
-def _evaluation(policies: list[str], folder: Path, run: Path | None, given: dict[str, Any]) -> "Evaluation":
+def _evaluation(policies: list[str], folder: Path, run: Path | None, options: dict[str, Any]) -> "Evaluation":
     """Make the evaluation and print remarks on its tasks."""
     from harnessgym.batch_rollout.settings import CampaignSettings
     from harnessgym.config import validate
     from harnessgym.evaluation.evaluation import Evaluation, EvaluationSettings
 
-    if run is None and "tasks" not in given:
+    if run is None and "tasks" not in options:
         raise typer.BadParameter("give --tasks SPEC, or --run RUN.toml whose tasks are taken")
-    asked = {"split": "test"} | (given if run is None else _with_run(run, given)) | {"folder": folder}
+    asked = {"split": "test"} | (options if run is None else _with_run(run, options)) | {"folder": folder}
     campaign = validate(CampaignSettings, asked, "the command line")
     evaluation = Evaluation(EvaluationSettings(policies=tuple(policies), campaign=campaign))
     for line in evaluation.remarks:
@@ -192,14 +192,14 @@ def _evaluation(policies: list[str], folder: Path, run: Path | None, given: dict
     return evaluation
 
 
-def _with_run(path: Path, given: dict[str, Any]) -> dict[str, Any]:
+def _with_run(path: Path, options: dict[str, Any]) -> dict[str, Any]:
     """Settings of a run file, overridden by the given ones."""
     from harnessgym.config import load_config
     from harnessgym.evaluation.policies import as_in_run
     from harnessgym.registry import look_in
     from harnessgym.run_config.run import RunConfig
 
-    own = dict(given)
+    own = dict(options)
     config = load_config(RunConfig, path).beside(path)
     look_in(*config.code)
     run_settings = as_in_run(config, own.pop("harness", None), lambda line: typer.echo(line, err=True))
@@ -275,14 +275,14 @@ def _not_graded(score: "PolicyScore") -> str:
     return count_and_causes if not score.run_again else f"{count_and_causes} ({score.run_again} run again)"
 
 
-def _tasks(found: "Comparison") -> str:
-    counts = f"{found.better}, {found.worse}, {found.equal} tasks"
-    return counts if not found.left_out else f"{counts}; {found.left_out} left out"
+def _tasks(comparison: "Comparison") -> str:
+    counts = f"{comparison.better}, {comparison.worse}, {comparison.equal} tasks"
+    return counts if not comparison.left_out else f"{counts}; {comparison.left_out} left out"
 
 
-def _interval(found: "Interval", sign: str = "") -> str:
-    if found.mean is None:
+def _interval(interval: "Interval", sign: str = "") -> str:
+    if interval.mean is None:
         return "-"
-    if found.low is None:
-        return f"{found.mean:{sign}.3f}"
-    return f"{found.mean:{sign}.3f} [{found.low:{sign}.3f}, {found.high:{sign}.3f}]"
+    if interval.low is None:
+        return f"{interval.mean:{sign}.3f}"
+    return f"{interval.mean:{sign}.3f} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"

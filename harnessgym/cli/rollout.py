@@ -158,13 +158,13 @@ def register(root: typer.Typer) -> None:
             raise typer.Exit(1)
 
 
-def _campaign(given: dict[str, Any]) -> "BatchRollout":
+def _campaign(options: dict[str, Any]) -> "BatchRollout":
     """Make the campaign and print remarks on its tasks."""
     from harnessgym.batch_rollout.batch_rollout import BatchRollout
     from harnessgym.batch_rollout.settings import CampaignSettings
     from harnessgym.config import validate
 
-    campaign = BatchRollout(validate(CampaignSettings, given, "the command line"))
+    campaign = BatchRollout(validate(CampaignSettings, options, "the command line"))
     for line in campaign.remarks:
         typer.echo(line, err=True)
     return campaign

@@ -138,8 +138,8 @@ class RayGround:
             if self._ours(actor)
         ]
 
-    def _ours(self, found: Any) -> bool:
-        return bool(found["namespace"] == self._namespace)
+    def _ours(self, actor: Any) -> bool:
+        return bool(actor["namespace"] == self._namespace)
 
 
 def _refuse_silence(address: str) -> None:

@@ -15,12 +15,12 @@ _DEPTH = 64
 """Deepest JSON that is compared; deeper is no match."""
 
 
-def matches(found: bytes, expected: str, how: Match, tolerance: float) -> bool:
-    """Whether `found` is `expected`. `tolerance` bounds |found - expected| / max(1, |expected|)."""
+def matches(actual: bytes, expected: str, how: Match, tolerance: float) -> bool:
+    """Whether `actual` is `expected`. `tolerance` bounds |actual - expected| / max(1, |expected|)."""
     if how == "exact":
-        return found == expected.encode()
+        return actual == expected.encode()
     try:
-        text = found.decode()
+        text = actual.decode()
     except UnicodeDecodeError:
         return False
     if how == "stripped":
@@ -50,19 +50,19 @@ def parse_json(text: str | bytes) -> tuple[Any] | None:
         return None
 
 
-def same(found: Any, expected: Any, tolerance: float = 0.0, depth: int = 0) -> bool:
+def same(actual: Any, expected: Any, tolerance: float = 0.0, depth: int = 0) -> bool:
     """Equality of JSON values. A boolean is no number; 1 and 1.0 are equal."""
     if depth > _DEPTH:
         return False
-    if isinstance(found, dict) and isinstance(expected, dict):
-        keys_agree = found.keys() == expected.keys()
-        return keys_agree and all(same(found[key], expected[key], tolerance, depth + 1) for key in expected)
-    if isinstance(found, list) and isinstance(expected, list):
-        pairs = zip(found, expected, strict=False)
-        return len(found) == len(expected) and all(same(*pair, tolerance, depth + 1) for pair in pairs)
-    if is_number(found) and is_number(expected):
-        return _close(found, expected, tolerance)
-    return type(found) is type(expected) and bool(found == expected)
+    if isinstance(actual, dict) and isinstance(expected, dict):
+        keys_agree = actual.keys() == expected.keys()
+        return keys_agree and all(same(actual[key], expected[key], tolerance, depth + 1) for key in expected)
+    if isinstance(actual, list) and isinstance(expected, list):
+        pairs = zip(actual, expected, strict=False)
+        return len(actual) == len(expected) and all(same(*pair, tolerance, depth + 1) for pair in pairs)
+    if is_number(actual) and is_number(expected):
+        return _close(actual, expected, tolerance)
+    return type(actual) is type(expected) and bool(actual == expected)
 
 
 def is_number(value: object) -> bool:
@@ -70,20 +70,20 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _close(found: float, expected: float, tolerance: float) -> bool:
-    if found == expected:
+def _close(actual: float, expected: float, tolerance: float) -> bool:
+    if actual == expected:
         return True
     try:
-        return math.isfinite(found) and abs(found - expected) <= tolerance * max(1.0, abs(expected))
+        return math.isfinite(actual) and abs(actual - expected) <= tolerance * max(1.0, abs(expected))
     except OverflowError:  # an integer beyond every float
         return False
 
 
-def _same_word(found: str, expected: str, tolerance: float) -> bool:
-    if found == expected:
+def _same_word(actual: str, expected: str, tolerance: float) -> bool:
+    if actual == expected:
         return True
     try:
-        return _close(float(found), float(expected), tolerance)
+        return _close(float(actual), float(expected), tolerance)
     except ValueError:
         return False
 

@@ -274,14 +274,14 @@ class HarnessEpisode:
         return rollouts.start(conn, spec, f"wrap-{os.getpid()}", _LEASE_S)
 
 
-def _answer(said: str) -> dict[str, Any]:
+def _answer(text: str) -> dict[str, Any]:
     """An action as arguments of the control route."""
     try:
-        action = json.loads(said)
+        action = json.loads(text)
     except (ValueError, RecursionError):
-        return {"text": said}
+        return {"text": text}
     if isinstance(action, dict) and action and set(action) <= _PARTS:
         return {"message": action}
     if isinstance(action, dict) and "token_ids" in action and set(action) <= _TOKENS:
         return action
-    return {"text": said}
+    return {"text": text}

@@ -77,12 +77,12 @@ def _write(space: ShortText, index: int, value: str, shared_memory: Any) -> None
     np.frombuffer(shared_memory.get_obj(), dtype=f"=U{space.max_length}")[index] = value
 
 
-def fit(said: str, most: int, missing: int = 0) -> str:
-    """`said` made to fit a `ShortText` of `most` characters; a text that fits is returned unchanged.
+def fit(text: str, most: int, missing: int = 0) -> str:
+    """`text` made to fit a `ShortText` of `most` characters; a text that fits is returned unchanged.
 
     If `missing` bytes were lost before its first character, a mark says so.
     """
-    clean = _FOREIGN.sub(REPLACEMENT, said)
+    clean = _FOREIGN.sub(REPLACEMENT, text)
     if missing:
         clean = _LOST.format(missing) + clean
     if len(clean) <= most:

@@ -64,13 +64,13 @@ class Window:
             key: rollout for key, rollout in self._ended.items() if (rollout.ended_at or 0.0) >= self._since
         }
 
-    def add_calls(self, found: Iterable[RecentCall]) -> None:
+    def add_calls(self, calls: Iterable[RecentCall]) -> None:
         """Add new calls, or replace known ones by their later state."""
-        self._calls |= {call.id: call for call in found}
+        self._calls |= {call.id: call for call in calls}
 
-    def add_ended(self, found: Iterable[RecentRollout]) -> None:
+    def add_ended(self, rollouts: Iterable[RecentRollout]) -> None:
         """Add ended rollouts. Their open calls are dropped, because no one answers those any more."""
-        ended = {rollout.id: rollout for rollout in found}
+        ended = {rollout.id: rollout for rollout in rollouts}
         self._ended |= ended
         self._calls = {
             key: call for key, call in self._calls.items() if not (call.open and call.rollout_id in ended)

@@ -293,7 +293,7 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"detail": f"{request.method} {request.url.path} cannot be done: {error}"}, status)
 
 
-def _trajectory(found: Trajectory) -> dict[str, Any]:
+def _trajectory(trajectory: Trajectory) -> dict[str, Any]:
     rows = [
         {
             "ids": row.ids.tolist(),
@@ -302,10 +302,14 @@ def _trajectory(found: Trajectory) -> dict[str, Any]:
             "versions": row.versions.tolist(),
             "turns": [{"start": turn.start, "end": turn.end, "call": turn.call_id} for turn in row.turns],
         }
-        for row in found.rows
+        for row in trajectory.rows
     ]
-    account = {"sampled": found.sampled, "trained": found.trained, "incomplete": found.incomplete}
-    return {"rows": rows, "exclusions": [asdict(item) for item in found.exclusions], **account}
+    account = {
+        "sampled": trajectory.sampled,
+        "trained": trajectory.trained,
+        "incomplete": trajectory.incomplete,
+    }
+    return {"rows": rows, "exclusions": [asdict(item) for item in trajectory.exclusions], **account}
 
 
 def _seed(seed: int, task: str, slot: int) -> int:

@@ -325,17 +325,17 @@ class RunConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _dapo(cls, given: Any) -> Any:
+    def _dapo(cls, raw: Any) -> Any:
         """Fill in the filter that the selector `dapo` implies. Contradictions are refused below."""
-        sections = [given.get(name, {}) for name in ("generate", "filter")] if isinstance(given, dict) else []
+        sections = [raw.get(name, {}) for name in ("generate", "filter")] if isinstance(raw, dict) else []
         if (
             not sections
             or not all(isinstance(each, dict) for each in sections)
             or sections[0].get("selector") != DAPO
         ):
-            return given
+            return raw
         # A given value wins here and is refused below, with a message that names both settings.
-        return given | {"filter": {"zero_signal": "refill"} | sections[1]}
+        return raw | {"filter": {"zero_signal": "refill"} | sections[1]}
 
     @model_validator(mode="after")
     def _curation_fits(self) -> "RunConfig":

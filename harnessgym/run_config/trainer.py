@@ -70,10 +70,10 @@ class LoraSection(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _rank_given(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and given and "rank" not in given:
+    def _rank_given(cls, raw: Any) -> Any:
+        if isinstance(raw, Mapping) and raw and "rank" not in raw:
             raise ValueError("adapters need a rank, such as rank = 16; without one all weights are trained")
-        return given
+        return raw
 
 
 PERIODIC: dict[str, Any] = {"max_staleness": 0, "when_stale": "drop", "stream": True}
@@ -162,14 +162,14 @@ class TrainerSection(Config):
 
     @field_validator("algorithm")
     @classmethod
-    def _by_its_name(cls, given: str) -> str:
-        return known_as("algorithm", given)
+    def _by_its_name(cls, name: str) -> str:
+        return known_as("algorithm", name)
 
     @model_validator(mode="before")
     @classmethod
-    def _periodic(cls, given: Any) -> Any:
+    def _periodic(cls, raw: Any) -> Any:
         """Fill in the settings of periodic training that are not given. Contradictions are refused below."""
-        return PERIODIC | given if isinstance(given, dict) and given.get("periodic") else given
+        return PERIODIC | raw if isinstance(raw, dict) and raw.get("periodic") else raw
 
     @model_validator(mode="after")
     def _modes_fit(self) -> "TrainerSection":

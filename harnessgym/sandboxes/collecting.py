@@ -96,5 +96,5 @@ def _open_path(place: Workspace, each: Collected, stack: ExitStack) -> tuple[os.
     return status, stack.enter_context(place.folder(each.parts, each.path)), ""
 
 
-def _below(found: WorkspaceExport) -> WorkspaceExport:
-    return replace(found, left_out=tuple(f"/{name}" for name in found.left_out))
+def _below(export: WorkspaceExport) -> WorkspaceExport:
+    return replace(export, left_out=tuple(f"/{name}" for name in export.left_out))

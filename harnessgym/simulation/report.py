@@ -140,14 +140,14 @@ def _queues(arms: Mapping[str, Sequence[SimulationOutcome]], over: str) -> Table
     return table
 
 
-def _shown(found: Sequence[SimulationOutcome], name: str, digits: int) -> str:
-    return Spread.of([_READINGS[name](outcome) for outcome in found]).shown(digits)
+def _shown(outcomes: Sequence[SimulationOutcome], name: str, digits: int) -> str:
+    return Spread.of([_READINGS[name](outcome) for outcome in outcomes]).shown(digits)
 
 
-def _shares(found: Sequence[SimulationOutcome]) -> dict[str, float]:
+def _shares(outcomes: Sequence[SimulationOutcome]) -> dict[str, float]:
     """Share of trained tokens by staleness, over all seeds."""
     total: dict[int, int] = {}
-    for outcome in found:
+    for outcome in outcomes:
         for stale, tokens in outcome.staleness.items():
             total[stale] = total.get(stale, 0) + tokens
     tokens = sum(total.values())

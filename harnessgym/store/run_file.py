@@ -38,18 +38,18 @@ class Moved:
     """Size of the file."""
 
 
-def run_of(conn: Connection, given: str) -> str:
+def run_of(conn: Connection, prefix: str) -> str:
     """Return the id of the run with this prefix; `latest` is the newest run.
 
     Raises `StoreError` unless exactly one run matches.
     """
     known = list(conn.execute(select(runs.c.id).order_by(runs.c.created_at, runs.c.id)).scalars())
-    matching_ids = known[-1:] if given == "latest" else [name for name in known if name.startswith(given)]
+    matching_ids = known[-1:] if prefix == "latest" else [name for name in known if name.startswith(prefix)]
     if len(matching_ids) == 1:
         return str(matching_ids[0])
     problem = "The database has no run" if not matching_ids else "More than one run of the database"
     raise StoreError(
-        f"{problem} {'beginning' if matching_ids else 'that begins'} with {given!r}. It has: "
+        f"{problem} {'beginning' if matching_ids else 'that begins'} with {prefix!r}. It has: "
         f"{', '.join(known) or 'none'}."
     )
 

@@ -159,5 +159,5 @@ def waiting(standing: RunCounts) -> str:
     )
 
 
-def _counts(found: Mapping[str, int]) -> str:
-    return ", ".join(f"{number} {name}" for name, number in sorted(found.items())) or "none"
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items())) or "none"

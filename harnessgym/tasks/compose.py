@@ -91,12 +91,12 @@ def _filled(value: Any, known: Mapping[str, str]) -> Any:
     return [_filled(each, known) for each in value] if isinstance(value, list) else value
 
 
-def _value(found: re.Match[str], known: Mapping[str, str]) -> str:
-    name = found[1] or found[2]
+def _value(match: re.Match[str], known: Mapping[str, str]) -> str:
+    name = match[1] or match[2]
     if name is None:
         return "$"
-    there = bool(known.get(name)) if (found[3] or "").startswith(":") else name in known
-    return known[name] if there else (found[4] or "") if (found[3] or "").endswith("-") else ""
+    there = bool(known.get(name)) if (match[3] or "").startswith(":") else name in known
+    return known[name] if there else (match[4] or "") if (match[3] or "").endswith("-") else ""
 
 
 def _context(build: Any, path: Path, name: str) -> str | None:

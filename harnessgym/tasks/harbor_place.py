@@ -26,9 +26,9 @@ def substituted(text: str, known: Mapping[str, str], where: str) -> str:
     Raises TaskError with `where` for an unknown variable without a default.
     """
 
-    def value(found: re.Match[str]) -> str:
-        name = found[1]
-        default = found[2]
+    def value(match: re.Match[str]) -> str:
+        name = match[1]
+        default = match[2]
         if known.get(name) or (default is None and name in known):
             return known[name]
         if default is None:

@@ -19,10 +19,10 @@ class Notes:
             self.said.append(note)
 
 
-def joined(said: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+def joined(notes: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """Joins pairs of a task's name and a note into one sentence for all tasks with the same note."""
     by_note: dict[str, list[str]] = {}
-    for name, note in said:
+    for name, note in notes:
         by_note.setdefault(note, []).append(name)
     return tuple(f"{_listed(names)}: {note}" for note, names in by_note.items())
 

@@ -88,17 +88,17 @@ def remarks_of(tasks: TaskSet, most: int = 8) -> list[str]:
     return lines
 
 
-def all_tasks(found: TaskSet) -> list[Task]:
+def all_tasks(whole_set: TaskSet) -> list[Task]:
     """The tasks of both splits, train first."""
-    return [*found.tasks("train"), *found.tasks("test")]
+    return [*whole_set.tasks("train"), *whole_set.tasks("test")]
 
 
-def chosen(found: TaskSet, only: Sequence[str] | None = None, limit: int | None = None) -> list[Task]:
+def chosen(whole_set: TaskSet, only: Sequence[str] | None = None, limit: int | None = None) -> list[Task]:
     """The first `limit` tasks with the ids in `only`, or of all tasks.
 
     Raises ConfigError for an unknown id.
     """
-    tasks = all_tasks(found)
+    tasks = all_tasks(whole_set)
     if only:
         tasks = list({task.id: task for task in (named(tasks, name) for name in only)}.values())
     return tasks[:limit]

@@ -75,12 +75,12 @@ def lay_texts(folder: Path, texts: Mapping[str, str], executable: Collection[str
         place.chmod(0o755 if path in executable else 0o644)
 
 
-def _own(task: Task, out: Path, taken: set[str]) -> Path:
+def _own(task: Task, out: Path, names: set[str]) -> Path:
     """The task's folder. If two tasks have one name, the second is named by its whole id."""
     name = folder_name(task.id)
-    if name in taken:
+    if name in names:
         name = folder_name(task.id.replace("/", "-"))
-    taken.add(name)
+    names.add(name)
     return out / name
 
 

@@ -48,13 +48,13 @@ class Languages:
     _known: dict[Path, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, given: Sequence[str] | None) -> Self:
+    def of(cls, values: Sequence[str] | None) -> Self:
         """Parse the values of an option: `FOLDER`, or `NAME=FOLDER` for one of several policies.
 
         Raises `ConfigError` if a policy is given two folders.
         """
         named: dict[str, Path] = {}
-        for text in given or ():
+        for text in values or ():
             name, equals, folder = text.partition("=")
             key = name if equals and "/" not in name else ""
             if key in named:

@@ -260,19 +260,19 @@ class _Session:
         assert known.answer is not None
         return (*known.messages, known.answer, Message("user", prompt[len(before) :]))
 
-    def _base(self, call: CallFacts, said: _Conversation) -> tuple[str | None, int, Message | None]:
+    def _base(self, call: CallFacts, conversation: _Conversation) -> tuple[str | None, int, Message | None]:
         """Return the call whose conversation a request continues, the number of shared messages, the answer.
 
         The answer is in the form in which the request contains it; None if it does not.
         """
         if call.parent_call_id in self._calls:
-            shared, replayed = _shared(self._known(call.parent_call_id), said.messages, answered=True)
+            shared, replayed = _shared(self._known(call.parent_call_id), conversation.messages, answered=True)
             if shared:
                 return call.parent_call_id, shared, replayed
         best: tuple[str | None, int, Message | None] = (None, 0, None)
         for name, known in reversed(self._held.items()):
             if name != call.id and known.agent_id == call.agent_id:
-                shared, replayed = _shared(known, said.messages, answered=False)
+                shared, replayed = _shared(known, conversation.messages, answered=False)
                 if shared > best[1]:
                     best = (name, shared, replayed)
         return best

@@ -267,9 +267,9 @@ class Fitness:
         return f"harnessgym tasks check {self.spec}"
 
 
-def fitness(spec: str, found: TaskSet, tasks: Sequence[Task]) -> Fitness:
+def fitness(spec: str, task_set: TaskSet, tasks: Sequence[Task]) -> Fitness:
     """Looks up tasks of a set in its baseline. Raises ConfigError if the baseline cannot be read."""
-    book = Baseline(baseline_path(found))
+    book = Baseline(baseline_path(task_set))
     if not book:
         return Fitness(spec, {}, tuple(task.id for task in tasks))
     entries = {task.id: book.of(task) for task in tasks}

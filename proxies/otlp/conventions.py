@@ -284,11 +284,11 @@ def _refusal(span: OtlpSpan, deed: str) -> float | None:
     return 0.8 if any(_REFUSED.search(text) for text in texts) else None
 
 
-def _kept(said: Mapping[str, Any]) -> dict[str, Any]:
+def _kept(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """The attributes of an event, renamed as events name them and cut to size."""
     names = {"gen_ai.tool.name": "tool", "gen_ai.tool.call.id": "tool_call_id", "gen_ai.agent.name": "agent"}
     out: dict[str, Any] = {}
-    for name, value in said.items():
+    for name, value in attributes.items():
         if name in ("gen_ai.operation.name", "gen_ai.response.id") or len(out) == _MOST:
             continue
         plain = value if isinstance(value, bool | int | float) else _as_text(value)[:_SHORT]
@@ -296,9 +296,9 @@ def _kept(said: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _text(said: Mapping[str, Any], *names: str) -> str:
+def _text(attributes: Mapping[str, Any], *names: str) -> str:
     """The first of these attributes that is present and not empty, as text."""
-    return next((_as_text(said[name]) for name in names if said.get(name) not in (None, "")), "")
+    return next((_as_text(attributes[name]) for name in names if attributes.get(name) not in (None, "")), "")
 
 
 def _as_text(value: Any) -> str:

@@ -176,8 +176,8 @@ def _weave(
     return [*(_call_event(rollout_id, call) for call in recorded if call.id in ends), *event_rows], drawn
 
 
-def _write(conn: SqlConnection, found: Sequence[EventRow], drawn: Sequence[EdgeRow]) -> None:
-    events.add_many(conn, found)
+def _write(conn: SqlConnection, event_rows: Sequence[EventRow], drawn: Sequence[EdgeRow]) -> None:
+    events.add_many(conn, event_rows)
     edges.add_many(conn, drawn)
 
 

@@ -116,7 +116,7 @@ def make_estimator(
     return built
 
 
-def checked_settings(name: str, given: dict[str, object], *, stream: bool = False) -> Config | None:
+def checked_settings(name: str, settings: dict[str, object], *, stream: bool = False) -> Config | None:
     """An estimator's settings; None if it has none.
 
     Raises `ConfigError` for settings that it does not have, and with `stream` for an estimator that needs the
@@ -130,10 +130,10 @@ def checked_settings(name: str, given: dict[str, object], *, stream: bool = Fals
         )
     model: type[Config] | None = getattr(estimator, "Settings", None)
     if model is None:
-        if given:
+        if settings:
             raise ConfigError(
                 f"[trainer.advantage_settings]: the advantage {name!r} has no settings, and got "
-                f"{sorted(given)}."
+                f"{sorted(settings)}."
             )
         return None
-    return validate(model, given, "[trainer.advantage_settings]")
+    return validate(model, settings, "[trainer.advantage_settings]")

@@ -263,22 +263,22 @@ class TrainingRun:
         self._log(batch, trained)
         return number
 
-    def _log(self, taken: TakenBatch, trained: Sequence[TrainedRollout]) -> None:
+    def _log(self, batch: TakenBatch, trained: Sequence[TrainedRollout]) -> None:
         """Append a line to the run's metrics."""
         now = time.perf_counter()
-        given_up = self._collector.given_up(taken.parent)
+        given_up = self._collector.given_up(batch.parent)
         line = {
-            "step": taken.version.step,
-            "version": taken.version.version,
-            "reward": float(np.concatenate([group.rewards for group in taken.groups]).mean()),
-            "signal": float(np.mean([group.signal for group in taken.groups])),
+            "step": batch.version.step,
+            "version": batch.version.version,
+            "reward": float(np.concatenate([group.rewards for group in batch.groups]).mean()),
+            "signal": float(np.mean([group.signal for group in batch.groups])),
             "staleness": max((entry.max_staleness for entry in trained), default=0),
-            "reduced": sum(len(group.rewards) < group.group.size for group in taken.groups),
+            "reduced": sum(len(group.rewards) < group.group.size for group in batch.groups),
             "dropped": given_up.get("too_stale", 0),
             "requeued": given_up.get("requeued", 0),
             "no_signal": given_up.get("no_signal", 0),
-            "wait_s": taken.waited_s,
-            "step_s": max(0.0, now - self._began - taken.waited_s),
+            "wait_s": batch.waited_s,
+            "step_s": max(0.0, now - self._began - batch.waited_s),
             "time": time.time(),
         }
         self._began = now

@@ -24,10 +24,10 @@ _SHOWN = 8
 _ALL = 1 << 30
 
 
-def say_remarks(found: "TaskSet", *, every: bool = False) -> None:
+def say_remarks(task_set: "TaskSet", *, every: bool = False) -> None:
     """Print remarks on stderr, one line each; only the first few unless `every`."""
     from harnessgym.tasks.source import remarks_of
 
     out = notes()
-    for line in remarks_of(found, _ALL if every else _SHOWN):
+    for line in remarks_of(task_set, _ALL if every else _SHOWN):
         out.print(line, markup=False)

@@ -213,7 +213,7 @@ def _as_json(
     return {"ok": ok, "baseline": str(path), "tasks": rows, "counts": counts, "problems": problems}
 
 
-def _print(checked: "Sequence[CheckedTask]", found: "TaskSet", path: Path) -> None:
+def _print(checked: "Sequence[CheckedTask]", task_set: "TaskSet", path: Path) -> None:
     from collections import Counter
 
     from harnessgym.cli.tasks.arguments import say_remarks
@@ -236,7 +236,7 @@ def _print(checked: "Sequence[CheckedTask]", found: "TaskSet", path: Path) -> No
         f"{path}",
         soft_wrap=True,
     )
-    say_remarks(found)
+    say_remarks(task_set)
 
 
 def _cells(checked: "CheckedTask") -> tuple[str, str, str]:

@@ -173,6 +173,6 @@ def limits(task: "Task") -> dict[str, Any]:
     return asdict(task.limits)
 
 
-def _limits(found: dict[str, Any]) -> str:
-    tokens = "" if found["tokens"] is None else f", {found['tokens']:,} tokens"
-    return f"{found['wall_s']:g} s, {found['turns']} turns{tokens}, {found['memory_mb']:,} MiB"
+def _limits(set_limits: dict[str, Any]) -> str:
+    tokens = "" if set_limits["tokens"] is None else f", {set_limits['tokens']:,} tokens"
+    return f"{set_limits['wall_s']:g} s, {set_limits['turns']} turns{tokens}, {set_limits['memory_mb']:,} MiB"

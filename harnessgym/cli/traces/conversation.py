@@ -53,23 +53,23 @@ def _json(found: "TracedRollout", numbers: dict[str, int], labels: AgentLabels) 
     return {"rollout": rollout, "rewards": graph.rewards, "agents": graph.agents, "calls": calls}
 
 
-def _head(found: "TracedRollout") -> Text:
+def _head(rollout: "TracedRollout") -> Text:
     """The head: the rollout and its result."""
-    facts = found.facts
+    facts = rollout.facts
     ended = facts.status if facts.stop_reason is None else f"{facts.status}: {facts.stop_reason}"
     line = Text(f"Rollout {facts.id}", style="bold")
     line.append(
         f"  {facts.harness} · {facts.task_set}/{facts.task_key} · {ended} · verdict {facts.verdict or '-'}",
         style="dim",
     )
-    sampled = sum(item.call.completion_len or 0 for item in found.transcript.exchanges)
-    trajectory = found.trajectory
+    sampled = sum(item.call.completion_len or 0 for item in rollout.transcript.exchanges)
+    trajectory = rollout.trajectory
     line.append(
         "\n"
-        f"{len(found.transcript.exchanges)} calls, {len(trajectory.rows)} training rows, {sampled:,} "
+        f"{len(rollout.transcript.exchanges)} calls, {len(trajectory.rows)} training rows, {sampled:,} "
         f"tokens sampled, {trajectory.trained:,} of them trainable"
     )
-    for reward in found.graph.rewards:
+    for reward in rollout.graph.rewards:
         of = "" if reward.unit == "rollout" else f" of {reward.unit} {reward.target}"
         line.append(f"\nreward {reward.channel}{of}: {reward.value:g}", style="bold")
         line.append(f"  {reward.source}{f': {reward.detail}' if reward.detail else ''}", style="dim")

@@ -67,25 +67,27 @@ def _print_answer(source: str, query: str, limit: int, csv: bool, as_json: bool)
         notes().print(f"The first {limit:,} rows; there are more: --limit N.")
 
 
-def _print_csv(found: "Answered") -> None:
+def _print_csv(answer: "Answered") -> None:
     from csv import writer
 
     out = writer(sys.stdout, lineterminator="\n")
-    out.writerow(found.columns)
-    out.writerows([value.hex() if isinstance(value, bytes) else value for value in row] for row in found.rows)
+    out.writerow(answer.columns)
+    out.writerows(
+        [value.hex() if isinstance(value, bytes) else value for value in row] for row in answer.rows
+    )
 
 
-def _print_table(found: "Answered") -> None:
+def _print_table(answer: "Answered") -> None:
     from rich.text import Text
 
     from harnessgym.cli.traces.printed import console, plain_table
 
     # As `Text`: values come from harnesses and may look like rich markup.
     table = plain_table()
-    for at, name in enumerate(found.columns):
-        numbers = all(row[at] is None or isinstance(row[at], int | float) for row in found.rows)
+    for at, name in enumerate(answer.columns):
+        numbers = all(row[at] is None or isinstance(row[at], int | float) for row in answer.rows)
         table.add_column(Text(name), justify="right" if numbers else "left", overflow="fold")
-    for row in found.rows:
+    for row in answer.rows:
         table.add_row(*(Text(_cell(value)) for value in row))
     console().print(table)
 
@@ -121,10 +123,10 @@ def _print_schema(source: str, as_json: bool) -> None:
         _print_relations(schema)
 
 
-def _print_relations(found: "list[Relation]") -> None:
+def _print_relations(relations: "list[Relation]") -> None:
     from harnessgym.cli.traces.printed import console, plain_table
 
     table = plain_table("name", "kind", "columns")
-    for item in found:
+    for item in relations:
         table.add_row(f"[bold]{item.name}[/bold]", item.kind, ", ".join(name for name, _ in item.columns))
     console().print(table)

@@ -123,12 +123,12 @@ class Asserts(Check):
         return object_lines, result
 
 
-def _by_case(said: Sequence[Mapping[str, Any]], count: int) -> list[Any]:
+def _by_case(replies: Sequence[Mapping[str, Any]], count: int) -> list[Any]:
     """The first answer to each call; None where there is none."""
     # The agent's code may print to the same stream. Lines with a number out of range, or a second answer to
     # one call, are dropped.
     answers: list[Any] = [None] * count
-    for line in said:
+    for line in replies:
         number = line.get("case")
         if (
             isinstance(number, int)

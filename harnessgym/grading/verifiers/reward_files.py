@@ -56,20 +56,20 @@ def result(json_file: ResultFile, text_file: ResultFile) -> RewardChannels:
     )
 
 
-def _text(found: ResultFile, name: str) -> str:
-    if found.kind != "file":
+def _text(file: ResultFile, name: str) -> str:
+    if file.kind != "file":
         article = (
             "a link"
-            if found.kind == "link"
+            if file.kind == "link"
             else "a folder"
-            if found.kind == "folder"
+            if file.kind == "folder"
             else "a pipe, socket or device"
         )
         raise TaskError(f"{name} is {article}, no regular file.")
-    if len(found.data) > MAX_BYTES:
+    if len(file.data) > MAX_BYTES:
         raise TaskError(f"{name} is larger than {MAX_BYTES >> 10} KiB.")
     try:
-        text = found.data.decode()
+        text = file.data.decode()
     except UnicodeDecodeError as error:
         raise TaskError(f"{name} is not UTF-8 text (byte {error.start}).") from error
     if not text.strip():

@@ -231,22 +231,28 @@ async def doubted(
     )
 
 
-def _grade(spec: Mapping[str, Any], found: EvaluationRun, patch: bytes, how: str, undone: list[str]) -> Grade:
-    if found.reading.problem:
+def _grade(
+    spec: Mapping[str, Any], evaluation: EvaluationRun, patch: bytes, how: str, undone: list[str]
+) -> Grade:
+    if evaluation.reading.problem:
         return no_grade(
-            found.reading.problem, patch, applied=how, exit_code=found.reading.exit_code, log=found.tail
+            evaluation.reading.problem,
+            patch,
+            applied=how,
+            exit_code=evaluation.reading.exit_code,
+            log=evaluation.tail,
         )
     expected = Expectation(tuple(spec["fail_to_pass"]), tuple(spec["pass_to_pass"]), spec["eval_type"])
-    result = resolution(found.reading.statuses, expected)
+    result = resolution(evaluation.reading.statuses, expected)
     evidence = {
         "applied": how,
         "f2p_failed": list(result.f2p_failed[:_SHOWN]),
         "p2p_failed": list(result.p2p_failed[:_SHOWN]),
         "f2p": f"{len(result.f2p_passed)} of {len(expected.fail_to_pass)}",
         "p2p": f"{len(result.p2p_passed)} of {len(expected.pass_to_pass)}",
-        "exit_code": found.reading.exit_code,
+        "exit_code": evaluation.reading.exit_code,
         "tests_restored": undone,
-        "log": found.tail,
+        "log": evaluation.tail,
         **shown_patch(patch),
     }
     return Grade({"reward": float(result.resolved), "f2p": result.f2p, "p2p": result.p2p}, evidence=evidence)

@@ -68,11 +68,11 @@ def _base(builder: Builder) -> str:
     return f"{LAYERS}:{content}"
 
 
-def _import(builder: Builder, told: _Base, content: str) -> None:
+def _import(builder: Builder, base: _Base, content: str) -> None:
     """Makes the base system and imports it into the engine as one layer."""
     builder.say(f"debootstrap {codename()}")
-    changes = [*told.changes, f"LABEL {LABEL}={content}", f"LABEL {_RELEASE}={codename()}"]
-    with root(told.packages, told.variant) as target:
+    changes = [*base.changes, f"LABEL {LABEL}={content}", f"LABEL {_RELEASE}={codename()}"]
+    with root(base.packages, base.variant) as target:
         builder.say("importing it")
         _send(builder.engine.client, target, content, changes)
 

@@ -44,7 +44,7 @@ _LEAST_FREE = 2 << 30
 _LAYERS_AT_MOST = 120
 
 
-def silent(said: str) -> None:
+def silent(message: str) -> None:
     """Drops a progress message."""
 
 

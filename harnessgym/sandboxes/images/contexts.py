@@ -78,9 +78,9 @@ def starting_images(dockerfile: str) -> list[str]:
     return [image for image in dict.fromkeys(images) if image and image != _NOTHING]
 
 
-def _filled(image: str, given: dict[str, str], stages: set[str]) -> str:
+def _filled(image: str, arguments: dict[str, str], stages: set[str]) -> str:
     """Fills build arguments into an image's name. Empty for a stage, or if an argument has no value."""
-    values = [given.get(one or other) or default for one, other, default in _VARIABLE.findall(image)]
+    values = [arguments.get(one or other) or default for one, other, default in _VARIABLE.findall(image)]
     if image.lower() in stages or not all(values):
         return ""
     rest = iter(values)
@@ -182,8 +182,8 @@ def _answer(session: Any) -> Iterator[list[Any]]:
             response.close()
 
 
-def _failed(folder: Path, how: str, said: deque[str]) -> ImageError:
-    tail = "\n".join(said)
+def _failed(folder: Path, how: str, lines: deque[str]) -> ImageError:
+    tail = "\n".join(lines)
     return ImageError(
         f"The image of {folder} could not be built: the build {how}. Its last words:\n{tail or '(none)'}"
     )

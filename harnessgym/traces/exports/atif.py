@@ -83,13 +83,13 @@ def _trajectory(
     rollout: TracedRollout,
     name: str,
     agent: AgentFacts | None,
-    said: list[Exchange],
+    exchanges: list[Exchange],
     speakers: Container[str | None],
 ) -> schema.AtifTrajectory:
-    model = rollout.policy_of(said[0].call)
+    model = rollout.policy_of(exchanges[0].call)
     steps = _Steps(rollout, name, model, speakers)
-    tools = tools_to_wire(said[0].tools)
-    for exchange in said:
+    tools = tools_to_wire(exchanges[0].tools)
+    for exchange in exchanges:
         steps.add(exchange, tools)
     described = schema.AtifAgent(
         name=SIDE if agent is None else agent.name,
@@ -99,8 +99,8 @@ def _trajectory(
         extra={"harness": rollout.facts.harness, **({} if agent is None else _about(rollout, agent))},
     )
     counted = schema.FinalMetrics(
-        total_prompt_tokens=sum(_counts(item.call)[0] for item in said),
-        total_completion_tokens=sum(_counts(item.call)[1] or 0 for item in said),
+        total_prompt_tokens=sum(_counts(item.call)[0] for item in exchanges),
+        total_completion_tokens=sum(_counts(item.call)[1] or 0 for item in exchanges),
         total_steps=len(steps.made),
     )
     return schema.AtifTrajectory(

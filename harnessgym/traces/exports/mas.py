@@ -154,9 +154,9 @@ def _edge(edge: Edge) -> Json:
     return {"src": edge.source, "dst": edge.target, "type": edge.kind}
 
 
-def _facts(found: Graph) -> Json:
+def _facts(graph: Graph) -> Json:
     names = ("policy", "seed", "status", "stop_reason", "verdict", "created_at", "ended_at")
-    return {name: getattr(found.rollout, name) for name in names}
+    return {name: getattr(graph.rollout, name) for name in names}
 
 
 def _topology(agents: tuple[AgentFacts, ...]) -> str:

@@ -42,7 +42,7 @@ class Parquet:
             return write_rows((row for rollout in rollouts for row in rows(rollout)), part)
 
 
-def write_rows(found: Iterable[Json], path: Path) -> int:
+def write_rows(records: Iterable[Json], path: Path) -> int:
     """Write rows as they come. Returns how many there were."""
     pa = _pyarrow("pyarrow")
     pq = _pyarrow("pyarrow.parquet")
@@ -51,7 +51,7 @@ def write_rows(found: Iterable[Json], path: Path) -> int:
     held = list[Json]()
     tokens = 0
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        for row in found:
+        for row in records:
             held.append(row)
             tokens = tokens + len(row["ids"])
             written = written + 1

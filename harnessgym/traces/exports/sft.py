@@ -62,12 +62,12 @@ def _usable(rollout: TracedRollout) -> dict[str, Exchange]:
     return {item.call.id: item for item in usable}
 
 
-def _leaves(found: Transcript, usable: Mapping[str, Exchange]) -> list[Exchange]:
+def _leaves(transcript: Transcript, usable: Mapping[str, Exchange]) -> list[Exchange]:
     """Return the exchanges that end a branch: no other exchange continues them with their answer.
 
     Exchanges in between may be ones that are not usable, such as those of another policy.
     """
-    by_id = {item.call.id: item for item in found.exchanges}
+    by_id = {item.call.id: item for item in transcript.exchanges}
     inner = set[str]()
     for item in usable.values():
         at = item.continues

@@ -67,9 +67,9 @@ class MasImport:
         return ImportedRollout(rows.rollout_id, {name: 1 for name in document if name not in known})
 
 
-def _add_agents(rows: ImportRows, events: Iterable[Json], told: list[Json]) -> None:
+def _add_agents(rows: ImportRows, events: Iterable[Json], agents: list[Json]) -> None:
     """Insert the agents that the trace describes, then any other that its events name."""
-    for at, agent in enumerate(told):
+    for at, agent in enumerate(agents):
         rows.agent(
             agent["id"], agent["name"], rows.session(agent["session_id"]) if agent["session_id"] else None,
             at * 1e-6, role=agent["role"], parent_agent_id=rows.known(agent["parent_agent_id"]),

@@ -254,17 +254,17 @@ class SessionOrchestration:
                 )
         return None
 
-    def _hand_over(self, rows: OrchestrationRows, asked: AgentRequest, me: Agent, found: _Handoff) -> None:
+    def _hand_over(self, rows: OrchestrationRows, asked: AgentRequest, me: Agent, handoff: _Handoff) -> None:
         decision = self._decide(
-            rows, "handoff", found.agent_id, found.call_id, found.t, target=me.id, why=found.why
+            rows, "handoff", handoff.agent_id, handoff.call_id, handoff.t, target=me.id, why=handoff.why
         )
-        text = {"channel": "handoff", "text": found.text[:_TEXT]}
-        message = rows.event("message", found.agent_id, asked.call_id, text, found.why, target=me.id)
-        rows.edge("causal", decision, message, found.why)
-        rows.edge("message", message, asked.call_id, found.why)
-        self.members.hand_over(found.agent_id, me.id)
-        if found.call is not None:
-            self.tools.hand_over(found.call_id, me.id)
+        text = {"channel": "handoff", "text": handoff.text[:_TEXT]}
+        message = rows.event("message", handoff.agent_id, asked.call_id, text, handoff.why, target=me.id)
+        rows.edge("causal", decision, message, handoff.why)
+        rows.edge("message", message, asked.call_id, handoff.why)
+        self.members.hand_over(handoff.agent_id, me.id)
+        if handoff.call is not None:
+            self.tools.hand_over(handoff.call_id, me.id)
 
     def _spawn(self, rows: OrchestrationRows, asked: AgentRequest, me: Agent) -> None:
         call, why = self._starter(asked, me)

@@ -41,9 +41,9 @@ def item_id(prefix: ItemPrefix, answer_id: str, number: int, *, raw: bool = Fals
     return f"{prefix}_{answer_id}_{number}{'r' if raw else ''}"
 
 
-def is_raw(given: str) -> bool:
+def is_raw(identifier: str) -> bool:
     """Whether an item's id marks it as raw."""
-    match = _ITEM.fullmatch(given)
+    match = _ITEM.fullmatch(identifier)
     return match is not None and bool(match[2])
 
 
