@@ -81,9 +81,9 @@ def difference(before: Inventory, after: Inventory) -> list[Item]:
     return sorted(after.items - before.items)
 
 
-def lasting(suspects: Iterable[Item], look: Callable[[], Inventory], patience_s: float) -> list[Item]:
-    """Those of `suspects` that are still there when `patience_s` have passed: dying takes a moment."""
-    left, deadline = set(suspects), time.monotonic() + patience_s
+def lasting(suspects: Iterable[Item], look: Callable[[], Inventory], max_wait_s: float) -> list[Item]:
+    """Those of `suspects` that are still there when `max_wait_s` have passed: dying takes a moment."""
+    left, deadline = set(suspects), time.monotonic() + max_wait_s
     while left:
         left &= look().items
         if time.monotonic() > deadline:

@@ -74,13 +74,13 @@ def nodes(
     ] = 0,
 ) -> None:
     """Show the processes of a run and where they are; let nodes join or leave."""
-    from harnessgym.cluster.backend import wish, wished
+    from harnessgym.cluster.backend import desired_nodes, set_desired_nodes
     from harnessgym.run_folder import RunFolder
 
     run_folder = RunFolder(folder)
     if add or remove:
-        wish(run_folder, wished(run_folder) + add - remove)
-    typer.echo(f"{wished(run_folder)} nodes are wanted.")
+        set_desired_nodes(run_folder, desired_nodes(run_folder) + add - remove)
+    typer.echo(f"{desired_nodes(run_folder)} nodes are wanted.")
     _show_places(run_folder)
 
 
@@ -94,7 +94,7 @@ def _fleet(folder: "RunFolder", config: "RunConfig") -> "Processes":
 
     refuse_unshared(config)
     try:
-        from harnessgym.cluster.ray_backend import RayGround
+        from harnessgym.cluster.ray_backend import RayBackend
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"Running on a cluster needs {error.name}: pip install 'harnessgym-rl[ray]'."
@@ -102,7 +102,7 @@ def _fleet(folder: "RunFolder", config: "RunConfig") -> "Processes":
     # The namespace follows from the folder, so that a restarted supervisor finds the actors of the killed
     # one.
     namespace = f"harnessgym-{hashlib.blake2b(str(folder.root).encode(), digest_size=8).hexdigest()}"
-    ground = RayGround(config.cluster, namespace)
+    ground = RayBackend(config.cluster, namespace)
     hear_interruptions()  # again, because Ray installs its own handlers
     return Fleet(folder, config, ground)
 

@@ -137,14 +137,14 @@ def _serve(supervisor: "Supervisor", console: "Console") -> None:
     from harnessgym.metrics.feed import feeding
     from harnessgym.metrics.sink import SinkPlace
     from harnessgym.registry import load
-    from harnessgym.supervisor.observed_metrics import Journal
+    from harnessgym.supervisor.observed_metrics import StepLog
     from harnessgym.supervisor.processes import restarts
     from harnessgym.supervisor.progress import RunObserver
 
     folder = supervisor.folder
     config = supervisor.config
     observer = RunObserver(folder, supervisor.store, partial(restarts, supervisor.children))
-    dashboard = Dashboard(console, Journal(folder.observed_path).kept(observer.look))
+    dashboard = Dashboard(console, StepLog(folder.observed_path).recording(observer.look))
     place = SinkPlace(
         folder.root, supervisor.run_id, config.name, config.metrics.project, _public_settings(config)
     )

@@ -57,7 +57,7 @@ class ClusterBackend(Protocol):
         ...
 
 
-def wished(folder: RunFolder) -> int:
+def desired_nodes(folder: RunFolder) -> int:
     """The desired number of nodes: the last one set, else the configured one."""
     try:
         return int(json.loads((folder.root / "nodes.json").read_text()))
@@ -65,7 +65,7 @@ def wished(folder: RunFolder) -> int:
         return folder.config().cluster.nodes
 
 
-def wish(folder: RunFolder, nodes: int) -> None:
+def set_desired_nodes(folder: RunFolder, nodes: int) -> None:
     """Sets the desired number of nodes. Raises `ConfigError` if it is below 1."""
     if nodes < 1:
         raise ConfigError(

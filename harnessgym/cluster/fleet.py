@@ -15,15 +15,15 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
-from harnessgym.cluster.backend import ClusterBackend, Handle, wished
+from harnessgym.cluster.backend import ClusterBackend, Handle, desired_nodes
 from harnessgym.cluster.process_host import HostInfo, StartRequest, release
 from harnessgym.cluster.process_slot import KILLED, ProcessSlot, Role
 from harnessgym.errors import ConfigError, HarnessGymError
 from harnessgym.run_config.cluster import Need
 from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
-from harnessgym.supervisor.process_settings import Orders, outside_names
-from harnessgym.supervisor.processes import Restarts, last_words
+from harnessgym.supervisor.process_settings import LaunchPlan, outside_names
+from harnessgym.supervisor.processes import Restarts, log_tail
 
 _TICK_S = 0.1
 _END_S = 8.0
@@ -49,8 +49,8 @@ class Fleet:
         self.folder = folder
         self.config = config
         self.ground = ground
-        self.orders: Orders | None = None
-        self._berths: dict[str, ProcessSlot] = {}
+        self.launch_plan: LaunchPlan | None = None
+        self._slots: dict[str, ProcessSlot] = {}
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._pulse = threading.Thread(target=self._ask, name="pulse", daemon=True)
@@ -64,7 +64,7 @@ class Fleet:
     @property
     def by_name(self) -> Mapping[str, ProcessSlot]:
         """See `Processes`."""
-        return self._berths
+        return self._slots
 
     def end_leftovers(self) -> list[str]:
         """See `Processes`."""
@@ -81,44 +81,44 @@ class Fleet:
             self._claim(f"engine-{index}", "engine")
         for name in outside_names(self.config):
             self._claim(name, "agent")
-        for index in range(wished(self.folder)):
+        for index in range(desired_nodes(self.folder)):
             self._claim(f"node-{index}", "node")
-        self._await("placed", lambda berth: berth.state == "placed")
+        self._await("placed", lambda slot: slot.state == "placed")
 
     def lacks(self, backend: str) -> str | None:
         """Why a node's machine cannot use a sandbox backend; None if all can."""
-        asked = [(berth, berth.handle.call("lacks", backend, self.config.code)) for berth in self._of("node")]
-        for berth, answer in asked:
-            if problem := self._told_by(berth, answer):
-                return f"{berth.where}: {problem}"
+        asked = [(slot, slot.handle.call("lacks", backend, self.config.code)) for slot in self._of("node")]
+        for slot, answer in asked:
+            if problem := self._told_by(slot, answer):
+                return f"{slot.where}: {problem}"
         return None
 
-    def _told_by(self, berth: ProcessSlot, answer: "Future[Any]") -> Any:
+    def _told_by(self, slot: ProcessSlot, answer: "Future[Any]") -> Any:
         """Waits for a place's answer. Raises `ConfigError` if the place is silent or lost."""
         try:
             error = answer.exception(self.config.cluster.wait_s)
         except TimeoutError:
             raise ConfigError(
-                f"The place of {berth.name} ({berth.where}) has not answered for "
+                f"The place of {slot.name} ({slot.where}) has not answered for "
                 f"{self.config.cluster.wait_s:g} s. Is its machine there? The same command starts again; "
                 "cluster.wait_s says how long it waits."
             ) from None
         if error is not None:
             raise ConfigError(
-                f"The place of {berth.name} ({berth.where}) was lost before the start ({_short(error)}). "
+                f"The place of {slot.name} ({slot.where}) was lost before the start ({_short(error)}). "
                 "Is its machine there? The same command starts again."
             ) from error
         return answer.result()
 
-    def start_all(self, orders: Orders) -> None:
+    def start_all(self, launch_plan: LaunchPlan) -> None:
         """See `Processes`."""
-        self.orders = orders
-        if orders.training:
-            for name in orders.trainers:
+        self.launch_plan = launch_plan
+        if launch_plan.training:
+            for name in launch_plan.trainers:
                 self._claim(name, "trainer")
-        self._await("started", lambda berth: berth.state in ("running", "ended"))
+        self._await("started", lambda slot: slot.state in ("running", "ended"))
 
-    def tend(self) -> list[str]:
+    def reconcile(self) -> list[str]:
         """Advances every process, gives up silent places, lets nodes join and leave. Returns messages.
 
         Raises `HarnessGymError` if the polling thread has died or the cluster is out of reach for too long.
@@ -129,8 +129,8 @@ class Fleet:
             )
         self.ground.check()
         with self._lock:
-            for berth in list(self._berths.values()):
-                self._move_on(berth)
+            for slot in list(self._slots.values()):
+                self._move_on(slot)
             self._follow_wish()
             self._see_off()
             self._record()
@@ -141,13 +141,13 @@ class Fleet:
     def exited(self) -> list[tuple[str, int]]:
         """See `Processes`."""
         with self._lock:
-            ended = [berth for berth in self._berths.values() if berth.state == "ended" and not berth.leaving]
-            return [(berth.name, KILLED if berth.code is None else berth.code) for berth in ended]
+            ended = [slot for slot in self._slots.values() if slot.state == "ended" and not slot.leaving]
+            return [(slot.name, KILLED if slot.code is None else slot.code) for slot in ended]
 
     def kill(self, name: str) -> None:
         """See `Processes`."""
         with self._lock:
-            self._berths[name].handle.call("stop")
+            self._slots[name].handle.call("stop")
 
     def restart(self, name: str) -> None:
         """Restarts a process in its place, or in another one if that is lost.
@@ -156,21 +156,21 @@ class Fleet:
         """
         # Wait before taking the lock: the polling thread needs it, and places that are not polled for a while
         # kill their processes.
-        if self._berths[name].about is None:
+        if self._slots[name].about is None:
             self.ground.check(wait=True)
         with self._lock:
-            berth = self._berths[name]
-            berth.again.add(name, self.log_path(name))
-            berth.code = None
-            if berth.about is None:
-                self._place(berth)
+            slot = self._slots[name]
+            slot.again.add(name, self.log_path(name))
+            slot.code = None
+            if slot.about is None:
+                self._place(slot)
             else:
-                berth.state = "placed"
+                slot.state = "placed"
 
     def forget(self, name: str) -> None:
         """See `Processes`."""
         with self._lock:
-            self._leave(self._berths.pop(name))
+            self._leave(self._slots.pop(name))
             self._record()
 
     def close(self) -> None:
@@ -180,9 +180,9 @@ class Fleet:
         self._over.set()
         if self._pulse.is_alive():
             self._pulse.join()
-        for berth in self._berths.values():
-            self._leave(berth)
-        self._berths.clear()
+        for slot in self._slots.values():
+            self._leave(slot)
+        self._slots.clear()
         wait([answer for _, answer, _ in self._ending], timeout=_END_S)
         for handle, _, _ in self._ending:
             handle.kill()
@@ -195,12 +195,12 @@ class Fleet:
         """The file that collects the output of a process, wherever it runs."""
         return self.folder.logs / f"{name}.log"
 
-    def last_words(self, name: str) -> str:
+    def log_tail(self, name: str) -> str:
         """See `Processes`."""
-        return last_words(self.log_path(name))
+        return log_tail(self.log_path(name))
 
     def _of(self, role: Role) -> list[ProcessSlot]:
-        return [berth for berth in self._berths.values() if berth.role == role]
+        return [slot for slot in self._slots.values() if slot.role == role]
 
     def _claim(self, name: str, role: Role) -> None:
         need: Need = getattr(self.config.cluster, role)
@@ -208,12 +208,12 @@ class Fleet:
         handle = self.ground.claim(name, need, _sockets(role))
         again = Restarts(self.config.supervisor.max_restarts)
         with self._lock:
-            self._berths[name] = ProcessSlot(name, role, need, again, handle, self._about(handle, role))
+            self._slots[name] = ProcessSlot(name, role, need, again, handle, self._about(handle, role))
 
-    def _place(self, berth: ProcessSlot) -> None:
+    def _place(self, slot: ProcessSlot) -> None:
         """Requests another place for a process."""
-        handle = self.ground.claim(berth.name, berth.need, _sockets(berth.role))
-        berth.move(handle, self._about(handle, berth.role))
+        handle = self.ground.claim(slot.name, slot.need, _sockets(slot.role))
+        slot.move(handle, self._about(handle, slot.role))
 
     def _about(self, handle: Handle, role: Role) -> "Future[Any]":
         shared = [str(self.folder.config_path)] if role in ("engine", "agent", "trainer") else []
@@ -222,21 +222,21 @@ class Fleet:
             if role == "node"
             else [str(Path(each.path) / "config.json") for each in self.config.all_policies]
         )
-        backend = self.orders.sandbox if role == "node" and self.orders is not None else None
+        backend = self.launch_plan.sandbox if role == "node" and self.launch_plan is not None else None
         return handle.call("about", shared, backend, self.config.code)
 
     def _await(self, what: str, there: Callable[[ProcessSlot], bool]) -> None:
         """Waits until `there` holds for all processes. Raises `ConfigError` that names the late ones."""
         deadline = time.monotonic() + self.config.cluster.wait_s
-        while late := [berth.name for berth in self._berths.values() if not there(berth)]:
+        while late := [slot.name for slot in self._slots.values() if not there(slot)]:
             if time.monotonic() > deadline:
                 raise ConfigError(
                     f"After {self.config.cluster.wait_s:g} s these processes could not be {what}: "
                     f"{', '.join(late)}. The cluster has {self.ground.room()}. Add machines, ask for less "
                     "in [cluster], or raise cluster.wait_s."
                 )
-            self.tend()
-            for name in [name for name, _ in self.exited() if self._berths[name].about is None]:
+            self.reconcile()
+            for name in [name for name, _ in self.exited() if self._slots[name].about is None]:
                 self.restart(name)
             time.sleep(_TICK_S)
 
@@ -244,86 +244,84 @@ class Fleet:
         """Polls every place until `close`. Runs in a thread."""
         while not self._over.wait(_TICK_S):
             with self._lock:
-                for berth in self._berths.values():
-                    if berth.about is not None:
-                        berth.see(self.log_path(berth.name))
+                for slot in self._slots.values():
+                    if slot.about is not None:
+                        slot.see(self.log_path(slot.name))
 
-    def _move_on(self, berth: ProcessSlot) -> None:
-        if berth.lost(self.config.cluster.silent_s):
-            self._lose(berth, f"has not answered for {self.config.cluster.silent_s:g} s")
-        elif berth.leaving and berth.state in ("placing", "placed", "ended"):
-            self._leave(self._berths.pop(berth.name))
-            self._told.append(f"The {berth.name} process has left.")
-        elif berth.state == "placing" and berth.answer.done():
-            if (error := berth.answer.exception()) is not None:
-                self._lose(berth, f"could not be made ({_short(error)})")
+    def _move_on(self, slot: ProcessSlot) -> None:
+        if slot.lost(self.config.cluster.silent_s):
+            self._lose(slot, f"has not answered for {self.config.cluster.silent_s:g} s")
+        elif slot.leaving and slot.state in ("placing", "placed", "ended"):
+            self._leave(self._slots.pop(slot.name))
+            self._told.append(f"The {slot.name} process has left.")
+        elif slot.state == "placing" and slot.answer.done():
+            if (error := slot.answer.exception()) is not None:
+                self._lose(slot, f"could not be made ({_short(error)})")
             else:
-                self._arrive(berth, berth.answer.result())
-        elif berth.state == "starting" and berth.answer.done():
-            self._started(berth)
-        elif berth.state == "placed" and (order := self._order(berth)) is not None:
-            berth.state = "starting"
-            berth.starts = berth.starts + 1
-            berth.told = self._proxy
-            berth.answer, berth.ordered = berth.handle.call("start", order), time.monotonic()
-        elif berth.state == "running" and berth.role in _TOLD and berth.told != self._proxy:
-            berth.told = self._proxy
-            self._told.append(f"The proxy has moved: the {berth.name} process is told where it is.")
-            berth.handle.call("stop")
+                self._arrive(slot, slot.answer.result())
+        elif slot.state == "starting" and slot.answer.done():
+            self._started(slot)
+        elif slot.state == "placed" and (order := self._order(slot)) is not None:
+            slot.state = "starting"
+            slot.starts = slot.starts + 1
+            slot.told = self._proxy
+            slot.answer, slot.ordered = slot.handle.call("start", order), time.monotonic()
+        elif slot.state == "running" and slot.role in _TOLD and slot.told != self._proxy:
+            slot.told = self._proxy
+            self._told.append(f"The proxy has moved: the {slot.name} process is told where it is.")
+            slot.handle.call("stop")
 
-    def _arrive(self, berth: ProcessSlot, about: HostInfo) -> None:
+    def _arrive(self, slot: ProcessSlot, about: HostInfo) -> None:
         """Handles a new place.
 
         A node that cannot work on its machine leaves if others remain. Otherwise raises `ConfigError`.
         """
-        berth.about, berth.state, berth.heard = about, "placed", time.monotonic()
+        slot.about, slot.state, slot.heard = about, "placed", time.monotonic()
         problem = _problem(about)
         if problem is None:
             return
-        others = [each for each in self._of("node") if each is not berth and not each.leaving]
-        if berth.role != "node" or self.orders is None or not others:
-            raise ConfigError(
-                f"The {berth.name} process cannot run on {about.name} ({about.host}): {problem}"
-            )
+        others = [each for each in self._of("node") if each is not slot and not each.leaving]
+        if slot.role != "node" or self.launch_plan is None or not others:
+            raise ConfigError(f"The {slot.name} process cannot run on {about.name} ({about.host}): {problem}")
         self._told.append(
-            f"The {berth.name} process cannot run on {about.name} ({about.host}), and leaves: {problem}"
+            f"The {slot.name} process cannot run on {about.name} ({about.host}), and leaves: {problem}"
         )
         self._unfit.append(time.monotonic())
-        berth.leaving = True
+        slot.leaving = True
 
-    def _started(self, berth: ProcessSlot) -> None:
+    def _started(self, slot: ProcessSlot) -> None:
         """Handles the answer to a start request. An error may come from the place or from the network."""
         # The process may run even if the answer is an error. The place is given up only after `silent_s`,
         # when it has ended a process whose place is not polled; otherwise the process could run twice.
-        error = berth.answer.exception()
+        error = slot.answer.exception()
         if error is None:
-            berth.pid = berth.answer.result()
-            berth.state = "running"
-        elif time.monotonic() - berth.ordered > self.config.cluster.silent_s:
-            self._lose(berth, f"could not be told to start ({_short(error)})")
+            slot.pid = slot.answer.result()
+            slot.state = "running"
+        elif time.monotonic() - slot.ordered > self.config.cluster.silent_s:
+            self._lose(slot, f"could not be told to start ({_short(error)})")
 
-    def _order(self, berth: ProcessSlot) -> StartRequest | None:
+    def _order(self, slot: ProcessSlot) -> StartRequest | None:
         """The request that starts a process; None while its settings are not known yet."""
-        orders = self.orders
+        launch_plan = self.launch_plan
         proxy = self._proxy
-        if orders is None or (berth.role in _TOLD and not proxy):
+        if launch_plan is None or (slot.role in _TOLD and not proxy):
             return None
         config: dict[str, Any] | None = None
-        if berth.role == "proxy":
-            settings = orders.proxy()
-        elif berth.role == "engine":
-            settings = orders.engine(berth.name, berth.urls[0], proxy[1])
-        elif berth.role == "agent":
-            settings = orders.weights_agent(berth.name, proxy[1])
-        elif berth.role == "node":
-            settings = orders.node(berth.name, proxy[1], proxy[0])
+        if slot.role == "proxy":
+            settings = launch_plan.proxy()
+        elif slot.role == "engine":
+            settings = launch_plan.engine(slot.name, slot.urls[0], proxy[1])
+        elif slot.role == "agent":
+            settings = launch_plan.weights_agent(slot.name, proxy[1])
+        elif slot.role == "node":
+            settings = launch_plan.node(slot.name, proxy[1], proxy[0])
             config = self.config.model_dump(mode="json")
         else:
-            settings = orders.trainer(berth.name)
+            settings = launch_plan.trainer(slot.name)
         return StartRequest(
-            _COMMANDS[berth.role],
+            _COMMANDS[slot.role],
             settings,
-            _LISTENERS.get(berth.role, ()),
+            _LISTENERS.get(slot.role, ()),
             config,
             self.config.supervisor.threads,
         )
@@ -331,15 +329,15 @@ class Fleet:
     @property
     def _proxy(self) -> tuple[str, ...]:
         """The proxy's URLs, for harnesses and for control; empty while it has no place."""
-        berth = self._berths.get("proxy")
-        return () if berth is None else berth.urls
+        slot = self._slots.get("proxy")
+        return () if slot is None else slot.urls
 
-    def _lose(self, berth: ProcessSlot, why: str) -> None:
-        self._told.append(f"The place of {berth.name} {why}: {berth.where}. It is looked for elsewhere.")
-        berth.handle.kill()
-        berth.about = None
-        berth.code = KILLED
-        berth.state = "ended"
+    def _lose(self, slot: ProcessSlot, why: str) -> None:
+        self._told.append(f"The place of {slot.name} {why}: {slot.where}. It is looked for elsewhere.")
+        slot.handle.kill()
+        slot.about = None
+        slot.code = KILLED
+        slot.state = "ended"
 
     def _follow_wish(self) -> None:
         """Lets nodes join or leave until there are as many as desired.
@@ -347,30 +345,30 @@ class Fleet:
         A node that could not work on its machine is not replaced for `cluster.wait_s`, because the next one
         may get the same machine.
         """
-        if self.orders is None or time.monotonic() - self._looked < 1.0:
+        if self.launch_plan is None or time.monotonic() - self._looked < 1.0:
             return
         self._looked = time.monotonic()
-        staying = [berth for berth in self._of("node") if not berth.leaving]
-        wanted = wished(self.folder)
-        names = {berth.name for berth in self._of("node")}
+        staying = [slot for slot in self._of("node") if not slot.leaving]
+        wanted = desired_nodes(self.folder)
+        names = {slot.name for slot in self._of("node")}
         unused = (name for index in range(wanted + len(names)) if (name := f"node-{index}") not in names)
         self._unfit = [when for when in self._unfit if self._looked - when < self.config.cluster.wait_s]
         for name in list(unused)[: max(0, wanted - len(staying) - len(self._unfit))]:
             self._claim(name, "node")
             self._told.append(f"The {name} process joins.")
         # The highest numbers leave first. The name of a leaving node stays taken until its rollouts are done.
-        for berth in sorted(staying, key=lambda berth: int(berth.name.partition("-")[2]))[wanted:]:
-            berth.leaving = True
-            self._told.append(f"The {berth.name} process leaves when the rollouts that it has are done.")
-            if berth.about is not None:
-                berth.handle.call("drain")
+        for slot in sorted(staying, key=lambda slot: int(slot.name.partition("-")[2]))[wanted:]:
+            slot.leaving = True
+            self._told.append(f"The {slot.name} process leaves when the rollouts that it has are done.")
+            if slot.about is not None:
+                slot.handle.call("drain")
 
-    def _leave(self, berth: ProcessSlot) -> None:
+    def _leave(self, slot: ProcessSlot) -> None:
         """Ends a place that is no longer needed, without waiting for it."""
-        if berth.about is None:
-            berth.handle.kill()
+        if slot.about is None:
+            slot.handle.kill()
         else:
-            self._ending.append((berth.handle, berth.handle.call("end"), time.monotonic() + _END_S))
+            self._ending.append((slot.handle, slot.handle.call("end"), time.monotonic() + _END_S))
 
     def _see_off(self) -> None:
         """Releases places that have ended or take too long to end."""
@@ -382,15 +380,15 @@ class Fleet:
     def _record(self) -> None:
         """Writes `places.json`, which shows people where each process runs."""
         rows = {
-            berth.name: {"state": _state(berth), "where": berth.where, "restarts": berth.restarts}
-            for berth in self._sorted()
+            slot.name: {"state": _state(slot), "where": slot.where, "restarts": slot.restarts}
+            for slot in self._sorted()
         }
         if rows != self._recorded:
             self._recorded = rows
             write_json(self.folder.root / "places.json", rows)
 
     def _sorted(self) -> Iterable[ProcessSlot]:
-        return sorted(self._berths.values(), key=lambda berth: berth.name)
+        return sorted(self._slots.values(), key=lambda slot: slot.name)
 
 
 def _sockets(role: Role) -> int:
@@ -415,8 +413,8 @@ def _short(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-def _state(berth: ProcessSlot) -> str:
-    return "leaving" if berth.leaving else berth.state
+def _state(slot: ProcessSlot) -> str:
+    return "leaving" if slot.leaving else slot.state
 
 
 def refuse_unshared(config: RunConfig) -> None:

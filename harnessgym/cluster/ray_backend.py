@@ -51,7 +51,7 @@ class RayHandle:
             ray.kill(self._actor)
 
 
-class RayGround:
+class RayBackend:
     """See `harnessgym.cluster.backend.ClusterBackend`. One per process; `namespace` is the run's own."""
 
     def __init__(self, options: ClusterSection, namespace: str) -> None:

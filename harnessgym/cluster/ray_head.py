@@ -20,8 +20,8 @@ _EVERY_S, _CONNECT_S, _PAUSE_S = 1.0, 2.0, 0.2
 class RayHead:
     """The head at an address. A check connects to its port."""
 
-    def __init__(self, address: str, patience_s: float | None = None) -> None:
-        """The head may be away for `patience_s`.
+    def __init__(self, address: str, max_wait_s: float | None = None) -> None:
+        """The head may be away for `max_wait_s`.
 
         The default is half of Ray's own timeout, which leaves the other half to end the run.
         """
@@ -29,7 +29,7 @@ class RayHead:
         host, _, port = address.rpartition(":")
         self._place = host.strip("[]"), int(port)
         ray_s = float(os.environ.get(_RAY_SETTING, _RAY_S))
-        self.patience_s = ray_s / 2 if patience_s is None else patience_s
+        self.max_wait_s = ray_s / 2 if max_wait_s is None else max_wait_s
         self._asked = 0.0
         self._gone: float | None = None
         """When it stopped answering; None while it answers."""
@@ -43,9 +43,9 @@ class RayHead:
         if now or began - self._asked >= _EVERY_S:
             self._asked = began
             self._gone = None if self._answers() else self._gone or began
-        if self._gone is not None and time.monotonic() - self._gone > self.patience_s:
+        if self._gone is not None and time.monotonic() - self._gone > self.max_wait_s:
             raise HarnessGymError(
-                f"Ray's head at {self.address} has not answered for {self.patience_s:g} s. Without it no "
+                f"Ray's head at {self.address} has not answered for {self.max_wait_s:g} s. Without it no "
                 "process of the run can be placed, and Ray ends all of them. Start the head again (`ray "
                 "start --head`), and the other machines (`ray start --address HEAD:6379`); then the same "
                 "command goes on from here."

@@ -177,7 +177,7 @@ class OwnEngine:
                 except httpx.TransportError:  # it loads: the socket is ours, and connections wait there
                     pass
                 await asyncio.sleep(_LOOK_S)
-        words = self._children.last_words(_NAME).removeprefix("harnessgym: ")
+        words = self._children.log_tail(_NAME).removeprefix("harnessgym: ")
         raise PolicyError(
             f"The engine cannot serve this model: {words}\nIts log: {self._children.log_path(_NAME)}."
         )

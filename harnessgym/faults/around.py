@@ -160,7 +160,7 @@ FOLDER = ".harnessgym/faults"
 LIBRARY = f"{FOLDER}/fault.so"
 
 
-class Around:
+class WrappedSandbox:
     """Forwards every call. If the plan drops connections, a `FaultyRelay` stands before the proxy."""
 
     def __init__(self, sandbox: Sandbox, plan: FaultPlan, proxy_socket: Path | None = None) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Unpack
 
 from harnessgym.errors import ConfigError, SandboxError
-from harnessgym.faults.around import FOLDER, Around
+from harnessgym.faults.around import FOLDER, WrappedSandbox
 from harnessgym.faults.fault import FlakyFault, InjectionFault
 from harnessgym.faults.plan import Applied, DrawnFault, FaultPlan
 from harnessgym.sandbox import ExecOptions, ExecResult, Sandbox
@@ -36,7 +36,7 @@ class Account:
     """How the log contradicts the plan or the number of commands; None if it does not."""
 
 
-class ShimmedSandbox(Around):
+class ShimmedSandbox(WrappedSandbox):
     """Runs commands with the shims on their PATH. Call `collect` when the harness has ended."""
 
     def __init__(self, sandbox: Sandbox, plan: FaultPlan, proxy_socket: Path | None = None) -> None:

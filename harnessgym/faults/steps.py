@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Unpack
 
-from harnessgym.faults.around import CLOCK, DISK, Around
+from harnessgym.faults.around import CLOCK, DISK, WrappedSandbox
 from harnessgym.faults.fault import FlakyFault, InjectionFault
 from harnessgym.faults.plan import DrawnFault
 from harnessgym.sandbox import ExecOptions, ExecResult, OnOutput
@@ -23,7 +23,7 @@ class _Step:
         return self.draws[kind].amount if kind in self.draws else 0.0
 
 
-class FaultySandbox(Around):
+class FaultySandbox(WrappedSandbox):
     """Applies the faults of the plan to every command."""
 
     async def exec(self, cmd: Sequence[str], **options: Unpack[ExecOptions]) -> ExecResult:

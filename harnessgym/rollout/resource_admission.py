@@ -104,13 +104,13 @@ class Pressure:
     """
 
     def __init__(
-        self, folder: Path, options: NodeSection, look: Look = room_of, patience_s: float = 30.0
+        self, folder: Path, options: NodeSection, look: Look = room_of, max_wait_s: float = 30.0
     ) -> None:
-        """With no other sandbox open, an admission fails after `patience_s` seconds on a full machine."""
+        """With no other sandbox open, an admission fails after `max_wait_s` seconds on a full machine."""
         self._folder = folder
         self._options = options
         self._look = look
-        self._patience_s = patience_s
+        self._max_wait_s = max_wait_s
         self.opened = 0
         """Sandboxes that were admitted and are still open."""
         self._told = False
@@ -124,7 +124,7 @@ class Pressure:
         """Wait until there is room, then count as open. Raises `RolloutFailed` when the machine is full."""
         began = time.monotonic()
         while (missing := await self._missing(memory_mb)) is not None:
-            if not self.opened and time.monotonic() - began >= self._patience_s:
+            if not self.opened and time.monotonic() - began >= self._max_wait_s:
                 raise RolloutFailed(
                     missing.cause,
                     f"This machine is full: {who} needs {missing.text}, and nothing of this node runs that "

@@ -110,10 +110,10 @@ def unavailable(host: str = "") -> str | None:
 class DockerEngine:
     """A node's connection to the engine. Its methods may be called concurrently."""
 
-    def __init__(self, host: str = "", patience_s: float = 0.0) -> None:
-        """A call fails if the engine does not answer for `patience_s`, which allows for a restart."""
+    def __init__(self, host: str = "", max_wait_s: float = 0.0) -> None:
+        """A call fails if the engine does not answer for `max_wait_s`, which allows for a restart."""
         self.host = address(host)
-        self._patience_s = patience_s
+        self._max_wait_s = max_wait_s
         self._client = connect(host)
         self._errors = sdk().errors
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="docker")
@@ -127,7 +127,7 @@ class DockerEngine:
         """Runs a function of the client on a thread. Repeats it if its answer is lost. Raises EngineError."""
         run = functools.partial(self._guarded, function, *args, **kwargs)
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._patience_s
+        deadline = loop.time() + self._max_wait_s
         while True:
             try:
                 return await loop.run_in_executor(self._threads, run)

@@ -20,13 +20,13 @@ _MOST_CONNECTIONS = 256
 class SandboxRelay:
     """Forwards to one proxy, at a unix socket or at `http://host:port`.
 
-    A connection waits up to `patience_s` for a proxy that does not listen. At most `most` connections are
+    A connection waits up to `max_wait_s` for a proxy that does not listen. At most `most` connections are
     open at a time, because each takes two of the node's descriptors; further ones are dropped.
     """
 
-    def __init__(self, proxy: Path | str, patience_s: float = 15.0, *, most: int = _MOST_CONNECTIONS) -> None:
+    def __init__(self, proxy: Path | str, max_wait_s: float = 15.0, *, most: int = _MOST_CONNECTIONS) -> None:
         self._proxy = proxy
-        self._patience_s = patience_s
+        self._max_wait_s = max_wait_s
         self.most = most
 
     async def serve(self, listener: socket.socket) -> "RelayListener":
@@ -40,9 +40,9 @@ class SandboxRelay:
         return listening
 
     async def connect(self, downstream: "_Downstream") -> "_Upstream":
-        """Connects to the proxy. Raises OSError if it does not listen within `patience_s`."""
+        """Connects to the proxy. Raises OSError if it does not listen within `max_wait_s`."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._patience_s
+        deadline = loop.time() + self._max_wait_s
         pause = _FIRST_PAUSE_S
         while True:
             try:

@@ -85,7 +85,7 @@ class Backend(Protocol):
     url: URL
     errors: tuple[type[Exception], ...]
     """Exception types that SQLAlchemy and its driver raise."""
-    patience_s: float
+    max_wait_s: float
     """How long to wait for a lock or for a server that does not answer. The URL can set it with the
     driver's own parameter."""
 

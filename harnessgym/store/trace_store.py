@@ -62,7 +62,7 @@ class TraceStore:
         self.url = url
         self._backend = open_backend(url, synchronous)
         self._engine = self._backend.engine()
-        self._outage = _Outage(self._backend.patience_s)
+        self._outage = _Outage(self._backend.max_wait_s)
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._pid = os.getpid()
         self._closed = False
@@ -377,8 +377,8 @@ class _Outage:
     Readers and the writer share one, so that all of them give up at the same time.
     """
 
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
+    def __init__(self, max_wait_s: float) -> None:
+        self._max_wait_s = max_wait_s
         self._since = self._seen = -math.inf
 
     def ended(self) -> None:
@@ -386,14 +386,14 @@ class _Outage:
         self._since = -math.inf
 
     def too_long(self) -> bool:
-        """Record a failed attempt. Returns whether the server has been away for longer than `patience_s`."""
+        """Record a failed attempt. Returns whether the server has been away for longer than `max_wait_s`."""
         now = time.monotonic()
         # If nobody has tried for a long time, the server may have been back in between. Count a new outage,
         # so that the caller waits instead of failing at once.
-        if self._since == -math.inf or now - self._seen > 4 * self._patience_s:
+        if self._since == -math.inf or now - self._seen > 4 * self._max_wait_s:
             self._since = now
         self._seen = now
-        return now - self._since > self._patience_s
+        return now - self._since > self._max_wait_s
 
 
 class _TransactionLostError(StoreError):

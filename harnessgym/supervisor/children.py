@@ -9,7 +9,7 @@ from pathlib import Path
 from harnessgym.heartbeat import SILENT_S, HeartbeatListener, Silence
 from harnessgym.process import ProcessId, end, identify, interruption_deferred, start_service
 from harnessgym.run_folder import RunFolder, write_json
-from harnessgym.supervisor.processes import Restarts, last_words
+from harnessgym.supervisor.processes import Restarts, log_tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Child:
 
     @property
     def silence(self) -> Silence:
-        """How long it had sent no heartbeat when `Children.tend` last looked."""
+        """How long it had sent no heartbeat when `Children.reconcile` last looked."""
         return self.heartbeat.silence
 
 
@@ -75,7 +75,7 @@ class Children:
             self.by_name[spec.name] = Child(spec, *self._spawn(spec), Restarts(self.max_restarts))
             self._record()
 
-    def tend(self) -> list[str]:
+    def reconcile(self) -> list[str]:
         """Read every heartbeat. Returns no messages: anything else about a child shows when it exits."""
         for child in self.by_name.values():
             child.heartbeat.look()
@@ -86,7 +86,7 @@ class Children:
 
         Raises `HarnessGymError` if one ends again and again.
         """
-        self.tend()
+        self.reconcile()
         for name, child in self.by_name.items():
             if child.silence.too_long(silent_s) and child.process.poll() is None:
                 self.kill(name)
@@ -140,9 +140,9 @@ class Children:
         """The log file of a process."""
         return self.folder.logs / f"{name}.log"
 
-    def last_words(self, name: str) -> str:
-        """The last lines of a process's log; see `harnessgym.supervisor.processes.last_words`."""
-        return last_words(self.log_path(name))
+    def log_tail(self, name: str) -> str:
+        """The last lines of a process's log; see `harnessgym.supervisor.processes.log_tail`."""
+        return log_tail(self.log_path(name))
 
     def _spawn(self, spec: ChildSpec) -> tuple[subprocess.Popen[bytes], HeartbeatListener]:
         # Settings hold the control key, so only the owner may read the file.

@@ -5,7 +5,7 @@ from harnessgym.registry import load
 from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder
 from harnessgym.supervisor.children import Children, ChildSpec
-from harnessgym.supervisor.process_settings import Orders
+from harnessgym.supervisor.process_settings import LaunchPlan
 from harnessgym.supervisor.sockets import Sockets, url_of
 
 
@@ -27,23 +27,25 @@ class LocalProcesses(Children):
         problem: str | None = load("sandbox", backend).unavailable()
         return problem
 
-    def start_all(self, orders: Orders) -> None:
+    def start_all(self, launch_plan: LaunchPlan) -> None:
         """See `Processes`."""
         sockets = self._sockets
         assert sockets is not None
         fds = (sockets.tcp.fileno(), sockets.unix.fileno(), sockets.control.fileno())
         listening = dict(zip(("fd", "uds_fd", "control_fd"), fds, strict=True))
-        self.start(ChildSpec("proxy", "proxy", orders.proxy() | listening, fds))
-        for name, listener in zip(orders.engines, sockets.engines, strict=True):
-            engine = orders.engine(name, url_of(listener), sockets.control_url) | {"fd": listener.fileno()}
+        self.start(ChildSpec("proxy", "proxy", launch_plan.proxy() | listening, fds))
+        for name, listener in zip(launch_plan.engines, sockets.engines, strict=True):
+            engine = launch_plan.engine(name, url_of(listener), sockets.control_url) | {
+                "fd": listener.fileno()
+            }
             self.start(ChildSpec(name, "engine", engine, (listener.fileno(),)))
-        for name in orders.outside:
-            self.start(ChildSpec(name, "weights-agent", orders.weights_agent(name, sockets.control_url)))
-        node = orders.node("node", sockets.control_url, sockets.proxy_url, sockets.proxy_folder)
+        for name in launch_plan.outside:
+            self.start(ChildSpec(name, "weights-agent", launch_plan.weights_agent(name, sockets.control_url)))
+        node = launch_plan.node("node", sockets.control_url, sockets.proxy_url, sockets.proxy_folder)
         self.start(ChildSpec("node", "node", node))
-        if orders.training:
-            for name in orders.trainers:
-                self.start(ChildSpec(name, "train-worker", orders.trainer(name)))
+        if launch_plan.training:
+            for name in launch_plan.trainers:
+                self.start(ChildSpec(name, "train-worker", launch_plan.trainer(name)))
 
     def close(self) -> None:
         """See `Processes`."""

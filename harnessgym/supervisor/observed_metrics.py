@@ -15,13 +15,13 @@ from harnessgym.supervisor.progress import RunProgress
 
 
 @dataclass
-class Journal:
+class StepLog:
     """Writes a line for each new training step."""
 
     path: Path
     _last: int | None = field(default=None)
 
-    def kept(self, look: Callable[[], RunProgress]) -> Callable[[], RunProgress]:
+    def recording(self, look: Callable[[], RunProgress]) -> Callable[[], RunProgress]:
         """Wrap `look` so that each progress it returns is noted. Ignores a file that cannot be written."""
 
         def looked() -> RunProgress:

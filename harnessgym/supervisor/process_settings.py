@@ -13,7 +13,7 @@ _TRAINER = "trainer-"
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class LaunchPlan:
     """The settings of each process of one run. Whoever starts a process adds where it listens."""
 
     folder: RunFolder

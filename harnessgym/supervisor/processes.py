@@ -10,7 +10,7 @@ from typing import Protocol
 from harnessgym.errors import HarnessGymError
 from harnessgym.heartbeat import Silence
 from harnessgym.run_folder import RunFolder
-from harnessgym.supervisor.process_settings import Orders
+from harnessgym.supervisor.process_settings import LaunchPlan
 
 FATAL_EXIT = 2
 """Exit status of an error that a restart cannot fix. Its message is the last line of the log."""
@@ -32,7 +32,7 @@ class ManagedProcess(Protocol):
 
     @property
     def silence(self) -> Silence:
-        """How long it had sent no heartbeat when `Processes.tend` last ran."""
+        """How long it had sent no heartbeat when `Processes.reconcile` last ran."""
         ...
 
 
@@ -62,11 +62,11 @@ class Processes(Protocol):
         """Why nodes cannot use a sandbox backend; None if they can."""
         ...
 
-    def start_all(self, orders: Orders) -> None:
+    def start_all(self, launch_plan: LaunchPlan) -> None:
         """Start every process. Raises `HarnessGymError` if one cannot be started."""
         ...
 
-    def tend(self) -> list[str]:
+    def reconcile(self) -> list[str]:
         """Do periodic work without waiting for anything. Returns messages for people."""
         ...
 
@@ -94,7 +94,7 @@ class Processes(Protocol):
         """The log file of a process."""
         ...
 
-    def last_words(self, name: str) -> str:
+    def log_tail(self, name: str) -> str:
         """The last lines of a process's log."""
         ...
 
@@ -121,13 +121,13 @@ class Restarts:
             raise HarnessGymError(
                 f"The {name} process ended {len(self._recent) + 1} times within a minute, so it is not "
                 f"started again. Its log is {log}; the last of it:\n"
-                f"{last_words(log)}"
+                f"{log_tail(log)}"
             )
         self._recent.append(now)
         self.count += 1
 
 
-def last_words(log: Path, size: int = 1_500) -> str:
+def log_tail(log: Path, size: int = 1_500) -> str:
     """The end of a process's log: its final error if that is one of ours, else the last `size` bytes."""
     try:
         text = log.read_bytes()[-4 * size :].decode(errors="replace").strip()

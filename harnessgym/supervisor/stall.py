@@ -106,7 +106,7 @@ class StallWatch:
             f"  newest version: {standing.version}; engines: {engines}",
         ]
         for name, child in self.children.by_name.items():
-            words = self.children.last_words(name).splitlines()
+            words = self.children.log_tail(name).splitlines()
             silence = child.silence
             shown = silence.phase == "running" and silence.seconds >= _SILENT_S
             silent = f", silent for {silence.seconds:.0f} s" if shown else ""

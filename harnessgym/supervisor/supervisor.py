@@ -25,7 +25,7 @@ from harnessgym.store.runs import RunStatus
 from harnessgym.supervisor.local import LocalProcesses
 from harnessgym.supervisor.policy_calls import PolicyCalls
 from harnessgym.supervisor.preparation import Notify, choose_sandbox
-from harnessgym.supervisor.process_settings import Orders
+from harnessgym.supervisor.process_settings import LaunchPlan
 from harnessgym.supervisor.processes import FATAL_EXIT, Processes
 from harnessgym.supervisor.silence import SilenceWatch
 from harnessgym.supervisor.stall import StallWatch
@@ -85,7 +85,7 @@ class Supervisor:
             self._start_all()
             while (status := self.status) != "done":
                 started = time.monotonic()
-                for message in self.children.tend():
+                for message in self.children.reconcile():
                     self.notify(message)
                 for message in silence.look():
                     self.notify(message)
@@ -156,7 +156,7 @@ class Supervisor:
         training = self.status in ("evaluating_before", "training")
         ids = self.policy_ids
         self.children.start_all(
-            Orders(self.folder, self.config, self.run_id, self.policy_id, key, sandbox, training, ids)
+            LaunchPlan(self.folder, self.config, self.run_id, self.policy_id, key, sandbox, training, ids)
         )
 
     def _check_processes(self, status: RunStatus) -> None:
@@ -167,7 +167,7 @@ class Supervisor:
             # A full disk kills processes in many ways and a restart would not help: name that cause first.
             self._refuse_full_disk(None)
             if code == FATAL_EXIT:
-                words = self.children.last_words(name).removeprefix("harnessgym: ")
+                words = self.children.log_tail(name).removeprefix("harnessgym: ")
                 raise HarnessGymError(
                     f"The {name} process gave up (its log: {self.children.log_path(name)}): {words}"
                 )

@@ -144,7 +144,7 @@ class OwnProxy:
         """Raises `HarnessGymError` with the end of the log if the proxy has exited."""
         if self._children.exited():
             raise HarnessGymError(
-                f"The proxy ended: {self._children.last_words('proxy')} Its log: {self.address.log}."
+                f"The proxy ended: {self._children.log_tail('proxy')} Its log: {self.address.log}."
             )
 
     def revive(self) -> None:

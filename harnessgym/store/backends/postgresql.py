@@ -85,7 +85,7 @@ class PostgresqlBackend:
                 f"The trace store reaches PostgreSQL through psycopg: write {_DRIVERS[1]}:// in {shown(url)}."
             )
         self.url = url.set(drivername=_DRIVERS[1])
-        self.patience_s = max(_SHORTEST_S, asked_patience(url, "connect_timeout", _RESTART_S))
+        self.max_wait_s = max(_SHORTEST_S, asked_patience(url, "connect_timeout", _RESTART_S))
 
     def make_place(self) -> None:
         """See `Backend.make_place`. Does nothing: an administrator creates the database."""
@@ -95,7 +95,7 @@ class PostgresqlBackend:
 
     def engine(self) -> Engine:
         """See `Backend.engine`."""
-        arguments = {"connect_timeout": round(self.patience_s), "application_name": "harnessgym"}
+        arguments = {"connect_timeout": round(self.max_wait_s), "application_name": "harnessgym"}
         engine = create_engine(
             self.url,
             connect_args=arguments,

@@ -31,7 +31,7 @@ class SqliteBackend:
     def __init__(self, url: URL, synchronous: Synchronous) -> None:
         """`?timeout=5` in the URL: seconds to wait for another process's lock."""
         self.url = url
-        self.patience_s = asked_patience(url, "timeout", PATIENCE_S)
+        self.max_wait_s = asked_patience(url, "timeout", PATIENCE_S)
         self._synchronous = synchronous
 
     def make_place(self) -> None:
@@ -50,7 +50,7 @@ class SqliteBackend:
 
     def engine(self) -> Engine:
         """See `Backend.engine`."""
-        arguments = {"timeout": self.patience_s, "check_same_thread": False}
+        arguments = {"timeout": self.max_wait_s, "check_same_thread": False}
         engine = create_engine(
             self.url, connect_args=arguments, poolclass=QueuePool, pool_size=8, max_overflow=-1
         )
@@ -124,7 +124,7 @@ class SqliteBackend:
                 )
             case ["SQLITE", "BUSY" | "LOCKED"]:
                 return (
-                    f"The trace database {self._name} stayed locked for {self.patience_s:g} s. "
+                    f"The trace database {self._name} stayed locked for {self.max_wait_s:g} s. "
                     "End the process that holds it."
                 )
             case ["SQLITE", "CORRUPT" | "NOTADB"]:

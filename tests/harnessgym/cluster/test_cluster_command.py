@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from harnessgym.cluster.backend import wish, wished
+from harnessgym.cluster.backend import desired_nodes, set_desired_nodes
 from harnessgym.errors import ConfigError
 from harnessgym.run_folder import RunFolder
 from tests.test_bad_input_runs import ROOT, Run
@@ -58,16 +58,16 @@ def test_nodes_are_shown_and_wished_for(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.root.mkdir()
     folder.config_path.write_text(json.dumps(config))
-    assert wished(folder) == 2
+    assert desired_nodes(folder) == 2
     told = said("nodes", folder.root, "--add", 3, "--remove", 1)
     assert "4 nodes are wanted" in told
     assert "No process of it has a place now" in told
     assert "at least one must stay" in said("nodes", folder.root, "--remove", 4, code=2)
-    assert wished(folder) == 4
+    assert desired_nodes(folder) == 4
     row = {"state": "running", "where": "pid 7 on a (10.0.0.1)", "restarts": 2}
     (folder.root / "places.json").write_text(json.dumps({"node-0": row}))
     assert "pid 7 on a (10.0.0.1)" in said("nodes", folder.root)
     with pytest.raises(ConfigError):
-        wish(folder, 0)
+        set_desired_nodes(folder, 0)
     (folder.root / "nodes.json").write_text("torn")
-    assert wished(folder) == 2
+    assert desired_nodes(folder) == 2

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harnessgym.cluster.backend import wish, wished
+from harnessgym.cluster.backend import desired_nodes, set_desired_nodes
 from harnessgym.errors import ConfigError
 from harnessgym.run_config.cluster import Need
 from harnessgym.run_folder import RunFolder
@@ -11,14 +11,14 @@ from harnessgym.run_folder import RunFolder
 def test_the_last_number_set_counts(tmp_path):
     folder = RunFolder(tmp_path)
     for number in (3, 1):
-        wish(folder, number)
-        assert wished(folder) == number
+        set_desired_nodes(folder, number)
+        assert desired_nodes(folder) == number
 
 
 @pytest.mark.parametrize("number", [0, -1])
 def test_a_run_keeps_a_node(tmp_path, number):
     with pytest.raises(ConfigError, match="at least one must stay"):
-        wish(RunFolder(tmp_path), number)
+        set_desired_nodes(RunFolder(tmp_path), number)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harnessgym.cluster.backend import wish, wished
+from harnessgym.cluster.backend import desired_nodes, set_desired_nodes
 from harnessgym.cluster.fleet import Fleet
 from harnessgym.cluster.process_host import HostInfo, release
 from harnessgym.errors import ConfigError, HarnessGymError
@@ -17,7 +17,7 @@ from harnessgym.run_config.cluster import Need
 from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore
-from harnessgym.supervisor.process_settings import Orders
+from harnessgym.supervisor.process_settings import LaunchPlan
 from harnessgym.supervisor.silence import SilenceWatch
 from tests.harnessgym.cluster.local_ground import LocalGround, Promise, QuietPlace
 
@@ -54,8 +54,8 @@ class Harbour:
         return self.start_all()
 
     def start_all(self):
-        orders = Orders(self.folder, self.config, "run", "policy", "key", "process", training=True)
-        self.fleet.start_all(orders)
+        launch_plan = LaunchPlan(self.folder, self.config, "run", "policy", "key", "process", training=True)
+        self.fleet.start_all(launch_plan)
         return self
 
     def until(self, condition, timeout_s=30):
@@ -63,7 +63,7 @@ class Harbour:
         deadline = time.monotonic() + timeout_s
         while not (found := condition()):
             assert time.monotonic() < deadline, self.told
-            self.told += self.fleet.tend()
+            self.told += self.fleet.reconcile()
             for name, _ in self.fleet.exited():
                 self.fleet.restart(name)
             time.sleep(0.02)
@@ -74,13 +74,13 @@ class Harbour:
         deadline = time.monotonic() + 30
         while name not in (found := dict(self.fleet.exited())):
             assert time.monotonic() < deadline, self.told
-            self.told += self.fleet.tend()
+            self.told += self.fleet.reconcile()
             time.sleep(0.02)
         return found[name]
 
     def running(self, name):
-        berth = self.fleet.by_name.get(name)
-        return berth is not None and berth.state == "running" and self.up(name)
+        slot = self.fleet.by_name.get(name)
+        return slot is not None and slot.state == "running" and self.up(name)
 
     def up(self, name):
         return self.ground.at(name).place.look(0, 0).log.startswith(b"up")
@@ -186,7 +186,7 @@ def test_what_ends_is_told_and_started_again_where_it_was(make):
     urls, first = harbour.fleet.by_name["engine-0"].urls, harbour.pid("engine-0")
     harbour.ground.at("engine-0").tell(7)
     assert harbour.ended("engine-0") == 7
-    assert harbour.fleet.last_words("engine-0") == "harnessgym: It ended."
+    assert harbour.fleet.log_tail("engine-0") == "harnessgym: It ended."
     harbour.fleet.restart("engine-0")
     harbour.until(lambda: harbour.running("engine-0"))
     assert harbour.fleet.by_name["engine-0"].urls == urls
@@ -247,14 +247,14 @@ def test_where_the_proxy_went_engines_and_nodes_are_told(make):
 
 def test_nodes_join_and_leave(make):
     harbour = make().start()
-    wish(harbour.folder, 4)
+    set_desired_nodes(harbour.folder, 4)
     harbour.until(lambda: harbour.running("node-2") and harbour.running("node-3"))
     assert harbour.settings("node-3")["sandbox"] == "process"
-    wish(harbour.folder, 1)
+    set_desired_nodes(harbour.folder, 1)
     harbour.until(lambda: {name for name in harbour.fleet.by_name if name.startswith("node")} == {"node-0"})
     assert [line for line in harbour.told if "has left" in line] != []
     assert harbour.fleet.by_name["node-0"].restarts == 0
-    wish(harbour.folder, 2)
+    set_desired_nodes(harbour.folder, 2)
     harbour.until(lambda: harbour.places("node-1") == 2 and harbour.running("node-1"))
     harbour.until(lambda: not harbour.ground.machines["node-3"][0].place.folder.exists())
 
@@ -263,7 +263,7 @@ def test_a_node_that_leaves_may_be_lost_too(make):
     harbour = make().start()
     harbour.until(lambda: harbour.running("node-1"))
     harbour.ground.at("node-1").lose()
-    wish(harbour.folder, 1)
+    set_desired_nodes(harbour.folder, 1)
     harbour.until(lambda: "node-1" not in harbour.fleet.by_name)
     assert harbour.places("node-1") == 1
 
@@ -279,7 +279,7 @@ def test_without_room_a_lost_node_waits_and_the_others_go_on(make):
     harbour.until(lambda: harbour.running("node-1"))
     assert other.alive()
     assert harbour.fleet.by_name["node-0"].where == "waits for a machine"
-    wish(harbour.folder, 1)  # the one that would leave is the last
+    set_desired_nodes(harbour.folder, 1)  # the one that would leave is the last
     harbour.until(lambda: set(harbour.fleet.by_name) == ALL - {"node-1"})
 
 
@@ -308,7 +308,7 @@ def test_a_log_that_cannot_be_written_is_fetched_when_it_can(make):
     harbour.until(lambda: harbour.running("trainer"))
     time.sleep(0.5)
     harbour.folder.logs.unlink()
-    harbour.until(lambda: harbour.fleet.last_words("trainer") == "up train-worker")
+    harbour.until(lambda: harbour.fleet.log_tail("trainer") == "up train-worker")
 
 
 class Elsewhere(LocalGround):
@@ -347,12 +347,12 @@ def test_a_node_that_cannot_work_where_it_came_is_done_without(make):
     ground = Elsewhere(SILENT_S)
     ground.says = lambda name, about: replace(about, lacks="bwrap is missing") if name == "node-2" else about
     harbour = make(ground=ground).start()
-    wish(harbour.folder, 3)
+    set_desired_nodes(harbour.folder, 3)
     harbour.until(lambda: any("bwrap is missing" in line for line in harbour.told))
     harbour.until(lambda: "node-2" not in harbour.fleet.by_name)
-    assert wished(harbour.folder) == 3
+    assert desired_nodes(harbour.folder) == 3
     time.sleep(1.5)
-    assert not harbour.fleet.tend()  # nor is it tried again at once
+    assert not harbour.fleet.reconcile()  # nor is it tried again at once
     assert harbour.running("node-0")
     assert isinstance(ground.at("node-2").place.about([], None), HostInfo)
 
@@ -363,7 +363,7 @@ def test_a_node_that_could_not_work_is_tried_again_later(make):
         about, lacks=lacking[0] if name == "node-2" and lacking else None
     )
     harbour = make(ground=ground, wait_s=3.0).start()
-    wish(harbour.folder, 3)
+    set_desired_nodes(harbour.folder, 3)
     harbour.until(lambda: any("bwrap is missing" in line for line in harbour.told))
     lacking.clear()
     harbour.until(lambda: harbour.running("node-2"))
@@ -381,7 +381,7 @@ def test_a_run_whose_only_node_cannot_work_on_any_machine_left_ends(make):
     ground.at("node-0").lose()
     with pytest.raises(ConfigError, match=r"node-0 process cannot run on .*bwrap is missing"):
         harbour.until(lambda: False)
-    assert wished(harbour.folder) == 1
+    assert desired_nodes(harbour.folder) == 1
     assert harbour.places("node-0") == 2
 
 
@@ -430,6 +430,6 @@ def test_a_cluster_that_is_out_of_reach_ends_the_run_with_what_there_is_to_say(m
     harbour.until(lambda: all(harbour.running(name) for name in ALL))
     harbour.ground.problem = "The head is gone."
     with pytest.raises(HarnessGymError, match="The head is gone"):
-        harbour.fleet.tend()
+        harbour.fleet.reconcile()
     harbour.fleet.close()
     assert harbour.ground.closed

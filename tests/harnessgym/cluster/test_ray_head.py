@@ -37,7 +37,7 @@ def waiting(listener):
 
 
 def test_a_head_that_stays_away_is_told_with_what_to_do(port):
-    head = RayHead(f"127.0.0.1:{port}", patience_s=3.0)
+    head = RayHead(f"127.0.0.1:{port}", max_wait_s=3.0)
     with listening(port):
         assert head.check(now=True)
     assert not head.check(now=True)
@@ -49,19 +49,19 @@ def test_a_head_that_stays_away_is_told_with_what_to_do(port):
 
 
 def test_one_that_comes_back_in_time_is_as_if_it_had_not_been_away(port):
-    head = RayHead(f"127.0.0.1:{port}", patience_s=60.0)
+    head = RayHead(f"127.0.0.1:{port}", max_wait_s=60.0)
     assert not head.check(now=True)
     back = []
     threading.Timer(0.5, lambda: back.append(listening(port))).start()
     head.wait()
     assert head.check(now=True)
     back.pop().close()
-    head.patience_s = 10.0
+    head.max_wait_s = 10.0
     assert not head.check(now=True), "its patience begins anew"
 
 
 def test_it_is_asked_once_a_second(port):
-    head = RayHead(f"127.0.0.1:{port}", patience_s=60.0)
+    head = RayHead(f"127.0.0.1:{port}", max_wait_s=60.0)
     began = time.monotonic()
     with listening(port) as listener:
         listener.settimeout(0.0)
@@ -73,4 +73,4 @@ def test_it_is_asked_once_a_second(port):
 
 def test_it_is_given_up_before_ray_gives_up(monkeypatch, port):
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "90")
-    assert RayHead(f"[::1]:{port}").patience_s == 45.0
+    assert RayHead(f"[::1]:{port}").max_wait_s == 45.0

@@ -110,7 +110,7 @@ async def test_with_nothing_running_one_is_let_in_on_a_machine_that_is_merely_ti
     ],
 )
 async def test_a_machine_that_is_full_is_an_error_that_says_so(tmp_path, room, cause, words):
-    pressure = Pressure(tmp_path, OPTIONS, look=lambda folder: room, patience_s=0.3)
+    pressure = Pressure(tmp_path, OPTIONS, look=lambda folder: room, max_wait_s=0.3)
     with pytest.raises(RolloutFailed, match=f"This machine is full: rollout a needs {words}") as caught:
         async with pressure.admitted(100, "rollout a"):
             pass

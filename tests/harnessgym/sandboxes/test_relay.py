@@ -13,10 +13,10 @@ pytestmark = pytest.mark.anyio
 
 
 @contextlib.asynccontextmanager
-async def relayed(path, patience_s=5.0):
+async def relayed(path, max_wait_s=5.0):
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
-    listening = await SandboxRelay(path, patience_s).serve(listener)
+    listening = await SandboxRelay(path, max_wait_s).serve(listener)
     try:
         yield address
     finally:
@@ -81,7 +81,7 @@ async def test_a_proxy_may_be_restarted_between_connections(tmp_path):
 
 
 async def test_a_proxy_that_stays_away_closes_the_connection(tmp_path):
-    async with relayed(tmp_path / "s", patience_s=0.1) as address:
+    async with relayed(tmp_path / "s", max_wait_s=0.1) as address:
         reader, writer = await asyncio.open_connection(*address)
         with contextlib.suppress(ConnectionResetError):
             assert await asyncio.wait_for(reader.read(), 5) == b""

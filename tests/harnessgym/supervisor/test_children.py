@@ -28,7 +28,7 @@ def test_wrong_settings_end_a_process_for_good_with_a_clear_last_word(children, 
     children.start(ChildSpec("node", "node", {"rnu": str(tmp_path)}))
     wait_for(children.exited)
     assert children.exited() == [("node", FATAL_EXIT)]
-    assert "Did you mean 'run'?" in children.last_words("node")
+    assert "Did you mean 'run'?" in children.log_tail("node")
 
 
 def test_restarts_are_bounded_and_the_log_is_named(children, tmp_path):
@@ -60,7 +60,7 @@ def test_the_last_word_is_the_error_and_not_what_was_logged_before(children):
     log = children.log_path("node")
     log.parent.mkdir(parents=True)
     log.write_text("INFO started\nINFO working\nharnessgym: It failed.\nBecause of this.\n")
-    assert children.last_words("node") == "harnessgym: It failed.\nBecause of this."
+    assert children.log_tail("node") == "harnessgym: It failed.\nBecause of this."
     log.write_text("x" * 9_000 + " the end")
-    assert len(children.last_words("node")) == 1_500
-    assert children.last_words("nobody") == "(it wrote nothing)"
+    assert len(children.log_tail("node")) == 1_500
+    assert children.log_tail("nobody") == "(it wrote nothing)"

@@ -2,7 +2,7 @@ import json
 from dataclasses import replace
 
 from harnessgym.store.policies import PolicyVersion
-from harnessgym.supervisor.observed_metrics import Journal, numbers
+from harnessgym.supervisor.observed_metrics import StepLog, numbers
 from harnessgym.supervisor.progress import PolicyProgress, TrainerUse
 from tests.harnessgym.cli.test_run_panel import PROGRESS
 
@@ -13,18 +13,18 @@ def written(path):
 
 def test_a_step_is_noted_once_however_often_it_is_seen(tmp_path):
     path = tmp_path / "observed.jsonl"
-    journal = Journal(path)
-    journal.note(replace(PROGRESS, steps=0))
+    step_log = StepLog(path)
+    step_log.note(replace(PROGRESS, steps=0))
     assert not path.exists()
     for steps in (1, 1, 3, 3):
-        journal.note(replace(PROGRESS, steps=steps))
+        step_log.note(replace(PROGRESS, steps=steps))
     assert [entry["step"] for entry in written(path)] == [1, 3]
 
 
 def test_a_run_that_is_taken_up_again_goes_on_behind_what_was_noted(tmp_path):
     path = tmp_path / "observed.jsonl"
-    Journal(path).note(replace(PROGRESS, steps=2))
-    again = Journal(path)
+    StepLog(path).note(replace(PROGRESS, steps=2))
+    again = StepLog(path)
     again.note(replace(PROGRESS, steps=2))
     again.note(replace(PROGRESS, steps=3))
     assert [entry["step"] for entry in written(path)] == [2, 3]
@@ -54,8 +54,8 @@ def test_what_nobody_knows_is_left_out():
     assert numbers(replace(PROGRESS, versions=(empty,)))["publish/bytes"] == 0
 
 
-def test_looking_goes_on_where_the_journal_cannot_be_written(tmp_path):
+def test_looking_goes_on_where_the_step_log_cannot_be_written(tmp_path):
     (tmp_path / "observed.jsonl").mkdir()
-    journal = Journal(tmp_path / "observed.jsonl")
-    journal._last = 0
-    assert journal.kept(lambda: PROGRESS)() is PROGRESS
+    step_log = StepLog(tmp_path / "observed.jsonl")
+    step_log._last = 0
+    assert step_log.recording(lambda: PROGRESS)() is PROGRESS

@@ -11,7 +11,7 @@ from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder
 from harnessgym.supervisor import claim_folder, prepare
 from harnessgym.supervisor.preparation import choose_sandbox
-from harnessgym.supervisor.process_settings import Orders
+from harnessgym.supervisor.process_settings import LaunchPlan
 
 
 def config(**changes):
@@ -198,7 +198,7 @@ def test_what_processes_of_several_policies_are_told(tmp_path):
         policies=[HELPER | {"workers": 2, "update": {"lr": 0.5}}],
         trainer={"update": {"lr": 0.1, "loss": "gspo"}},
     )
-    orders = Orders(
+    launch_plan = LaunchPlan(
         prepare(told, tmp_path),
         told,
         "run",
@@ -208,12 +208,12 @@ def test_what_processes_of_several_policies_are_told(tmp_path):
         True,
         {"policy": "id-1", "helper": "id-2"},
     )
-    assert orders.engines == ["engine-0", "engine-1", "engine-2", "engine-3"]
-    engines = [orders.engine(name, "http://e", "unix:c") for name in orders.engines]
+    assert launch_plan.engines == ["engine-0", "engine-1", "engine-2", "engine-3"]
+    engines = [launch_plan.engine(name, "http://e", "unix:c") for name in launch_plan.engines]
     assert [engine["agent"]["policy_id"] for engine in engines] == ["id-1", "id-1", "id-2", "id-2"]
     assert [engine["served_model_name"] for engine in engines] == ["policy", "policy", "helper", "helper"]
-    assert [policy["id"] for policy in orders.proxy()["policies"]] == ["id-1", "id-2"]
-    assert {name: orders.trainer(name).get("policy") for name in orders.trainers} == {
+    assert [policy["id"] for policy in launch_plan.proxy()["policies"]] == ["id-1", "id-2"]
+    assert {name: launch_plan.trainer(name).get("policy") for name in launch_plan.trainers} == {
         "trainer": None,
         "trainer-helper": "helper",
     }
@@ -225,12 +225,12 @@ def test_what_processes_of_several_policies_are_told(tmp_path):
 
 
 def test_a_run_of_one_policy_is_told_of_no_others(tmp_path):
-    orders = Orders(
+    launch_plan = LaunchPlan(
         prepare(config(), tmp_path), config(), "run", "id-1", "key", "process", True, {"policy": "id-1"}
     )
-    assert "policies" not in orders.proxy()
-    assert orders.trainer() == {"run": str(tmp_path)}
-    assert orders.trainers == ["trainer"]
+    assert "policies" not in launch_plan.proxy()
+    assert launch_plan.trainer() == {"run": str(tmp_path)}
+    assert launch_plan.trainers == ["trainer"]
     assert RunFolder(tmp_path).versions == tmp_path / "versions"
     assert RunFolder(tmp_path, "helper").versions == tmp_path / "policies/helper/versions"
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from harnessgym.errors import HarnessGymError
 from harnessgym.heartbeat import Silence
-from harnessgym.supervisor.processes import Restarts, last_words, restarts
+from harnessgym.supervisor.processes import Restarts, log_tail, restarts
 
 
 @pytest.fixture
@@ -51,26 +51,26 @@ def test_the_refusal_names_the_log_and_ends_with_the_last_of_it(log):
 )
 def test_the_last_words_are_our_own_error_or_the_end(log, text, words):
     log.write_text(text)
-    assert last_words(log) == words
+    assert log_tail(log) == words
 
 
 def test_a_process_without_a_log_wrote_nothing(log):
-    assert last_words(log) == "(it wrote nothing)"
+    assert log_tail(log) == "(it wrote nothing)"
 
 
 def test_a_long_log_is_cut_but_an_error_of_ours_is_not(log):
     log.write_text("x" * 100)
-    assert last_words(log, size=10) == "x" * 10
+    assert log_tail(log, size=10) == "x" * 10
     error = "harnessgym: " + "y" * 20
     log.write_text(f"{'x' * 100}\n{error}")
-    assert last_words(log, size=10) == error
+    assert log_tail(log, size=10) == error
 
 
 @given(st.binary(max_size=200), st.integers(1, 60))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_have_last_words(log, content, size):
     log.write_bytes(content)
-    words = last_words(log, size)
+    words = log_tail(log, size)
     assert words
     assert len(words) <= max(4 * size, len("(it wrote nothing)"))
 

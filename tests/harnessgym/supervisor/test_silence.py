@@ -54,7 +54,7 @@ def look_until(children, watch, condition, timeout_s=40):
     told, deadline = [], time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, told
-        children.tend()
+        children.reconcile()
         told += watch.look()
         time.sleep(0.05)
     return told

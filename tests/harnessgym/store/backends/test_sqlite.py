@@ -66,7 +66,7 @@ def test_a_reader_does_not_lock_and_a_writer_does(engine, path):
 
 
 def test_a_lock_that_is_not_given_up_is_waited_for_as_long_as_the_url_says(backend, path):
-    assert backend.patience_s == 0.05
+    assert backend.max_wait_s == 0.05
     with (
         closing(sqlite3.connect(path, isolation_level=None)) as holder,
         closing(sqlite3.connect(path, timeout=0.0, isolation_level=None)) as other,
