@@ -108,7 +108,7 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "vade": "harnessgym.scheduling.selectors.vade:Vade",
         "xrpo": "harnessgym.scheduling.selectors.xrpo:Xrpo",
     },
-    "grader": {"checks": "harnessgym.grading.check:verifier"},
+    "grader": {"checks": "harnessgym.grading.checklist:verifier"},
     "check": {
         "asserts": "harnessgym.grading.checks.asserts:Asserts",
         "call": "harnessgym.grading.checks.call:CallCheck",

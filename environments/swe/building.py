@@ -12,7 +12,7 @@ from environments.swe.tree import Tree, tree
 from harnessgym.task import Limits, Setup, Solution, Task
 
 LIMITS = Limits(wall_s=1_800.0, turns=150)
-GRADER = "harnessgym.grading.check:verifier"
+GRADER = "harnessgym.grading.checklist:verifier"
 _TESTS_S = 120.0
 _SETUP = """command -v git >/dev/null || exit 0
 git init -q -b main . && git config user.name agent && git config user.email agent@localhost && git add -A -f

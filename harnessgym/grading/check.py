@@ -3,9 +3,6 @@
 A check is a settings class with a `run`. It gets the exported workspace, the task's own test files, and a way
 to open fresh sandboxes. The expected values stay on this machine wherever possible: the agent's code cannot
 read what never enters a sandbox.
-
-`Checklist` is the verifier of tasks whose tests are a list of checks. Each check runs in a sandbox of its
-own, and the outcomes are joined into one reward.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,7 +17,6 @@ from harnessgym.errors import ConfigError, TaskError
 from harnessgym.grading.outcome import CheckOutcome
 from harnessgym.grading.verifier import Opener
 from harnessgym.registry import load, names
-from harnessgym.task import Grade, Task
 
 __all__ = ["Check", "CheckContext", "CheckOutcome", "read_checks"]
 
@@ -83,53 +79,3 @@ def read_checks(raw: Sequence[Any], files: Collection[str], where: str) -> tuple
     if not checks:
         raise TaskError(f"{where}: tests: there are none, so nothing could be graded. Add a [[tests]] table.")
     return tuple(checks)
-
-
-class Checklist:
-    """Reads `tests`, `test_files` and `score` of a task's metadata.
-
-    Score "all" is 1 if every check passed, else 0. Score "weighted" is the weight of the checks that passed
-    over the weight of all.
-    """
-
-    async def verify(self, task: Task, workspace: Path, place: Opener) -> Grade:
-        """See `Verifier.verify`. Stops at the first check that finds tampering."""
-        files = task.metadata.get("test_files", {})
-        checks = read_checks(task.metadata.get("tests", ()), files, f"Task {task.id!r}")
-        outcomes: list[CheckOutcome] = []
-        for number, check in enumerate(checks):
-            bench = CheckContext(workspace, place, files, f"Task {task.id!r}, test {_name(check, number)}")
-            outcomes.append(await check.run(bench))
-            if outcomes[-1].tampered is not None:
-                break
-        tampered = outcomes[-1].tampered
-        reward = 0.0 if tampered else _reward(task, checks, outcomes)
-        return Grade({"reward": reward}, tampered, {"checks": _evidence(checks, outcomes)})
-
-
-def _reward(task: Task, checks: Sequence[Check], outcomes: Sequence[CheckOutcome]) -> float:
-    if task.metadata.get("score", "all") == "all":
-        return float(all(outcome.passed for outcome in outcomes))
-    parts = [float(outcome.passed) if outcome.part is None else outcome.part for outcome in outcomes]
-    return sum(check.weight * part for check, part in zip(checks, parts, strict=True)) / sum(
-        check.weight for check in checks
-    )
-
-
-def _evidence(checks: Sequence[Check], outcomes: Sequence[CheckOutcome]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": _name(check, number),
-            "passed": outcome.passed,
-            "detail": outcome.detail[:2_000],
-            **outcome.facts,
-        }
-        for number, (check, outcome) in enumerate(zip(checks, outcomes, strict=False))
-    ]
-
-
-def _name(check: Check, number: int) -> str:
-    return check.name or f"{check.kind} {number}"
-
-
-verifier = Checklist()

@@ -105,7 +105,7 @@ def _git(folder: Path, *words: str, stdin: bytes = b"") -> bytes:
     return done.stdout
 
 
-GRADER = "harnessgym.grading.check:verifier"
+GRADER = "harnessgym.grading.checklist:verifier"
 _MAX_BYTES = 16 << 20
 """Most bytes of all files in one folder of a task."""
 _KNOWN = frozenset(

@@ -16,7 +16,7 @@ def task(name, **fields):
         "instruction": f"Write 42 into answer.txt ({name}).",
         "files": {"readme.txt": "hello\n"},
         "limits": LIMITS,
-        "grader": "harnessgym.grading.check:verifier",
+        "grader": "harnessgym.grading.checklist:verifier",
         "solution": Solution({"answer.txt": "42\n"}),
         "metadata": {"tests": [CHECK], "test_files": {}, "score": "all"},
     }

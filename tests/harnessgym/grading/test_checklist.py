@@ -3,7 +3,7 @@
 import pytest
 
 from harnessgym.errors import TaskError
-from harnessgym.grading.check import verifier
+from harnessgym.grading.checklist import verifier
 from harnessgym.grading.outcome import CheckOutcome
 from harnessgym.registry import load
 from harnessgym.sandboxes.process import ProcessBackend, ProcessSettings
