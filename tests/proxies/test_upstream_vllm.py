@@ -126,6 +126,7 @@ async def proxied(world: World, address: str) -> AsyncIterator[World]:
     world.store.write(lambda conn: policies.publish(conn, policy_id, version))
     await world.stop()
     settings = {"policy": vllm_cpu.MODEL, "max_length": 2_000, "disconnect_grace_s": 0.2}
+    settings |= {"first_token_s": 240.0, "idle_s": 240.0, "probe_s": 60.0}  # vLLM on a busy machine
     world.proxy = Proxy(world.settings.model_copy(update=settings), world.store)
     await world.proxy.start()
     world.control = ControlClient(world.proxy.control_address, KEY)

@@ -60,7 +60,8 @@ def assert_replaced(run, name, victim, said):
     [
         ("trainer", ()),
         ("node", ("node_lost",)),
-        ("proxy", ("sandbox_error",)),
+        # A call that had reached its engine when the proxy was stopped is the engine's failure.
+        ("proxy", ("sandbox_error", "engine_error")),
         ("engine-0", ("engine_error",)),
     ],
 )
@@ -72,9 +73,9 @@ def test_a_stopped_process_is_replaced_and_nobody_is_judged_for_it(started, name
     assert_replaced(started, name, victim, said)
     found = started.attempts()
     assert found.count(WELL) >= STEPS * 8
-    assert {row for row in found if row != WELL} == {
-        (reason, "infrastructure_error", None) for reason in ends
-    }
+    others = {row for row in found if row != WELL}
+    assert others <= {(reason, "infrastructure_error", None) for reason in ends}
+    assert others or name != "node"
     assert not silent(started)
 
 
@@ -103,8 +104,9 @@ def test_an_evaluation_during_which_an_engine_stops_finds_what_it_would_have(mak
     summary = json.loads(run.paths().summary_path.read_text())
     assert (summary["success_before"], summary["greedy_before"], summary["gain"]) == (1.0, 1.0, 0.0)
     assert set(summary["evaluation"]["rollouts"].values()) == {3}
-    found = run.attempts()
-    assert {row for row in found if row != WELL} == {("engine_error", "infrastructure_error", None)}
+    # A call that had no output yet goes to the other engine, so that no attempt need be lost.
+    attempts = run.attempts()
+    assert {row for row in attempts if row != WELL} <= {("engine_error", "infrastructure_error", None)}
     run.assert_verified()
 
 
