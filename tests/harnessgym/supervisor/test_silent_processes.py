@@ -75,7 +75,8 @@ def test_a_stopped_process_is_replaced_and_nobody_is_judged_for_it(started, name
     assert found.count(WELL) >= STEPS * 8
     others = {row for row in found if row != WELL}
     assert others <= {(reason, "infrastructure_error", None) for reason in ends}
-    assert others or name != "node"
+    # An engine may have had no call with output: then all of its calls go on at the other one.
+    assert bool(others) == bool(ends) or name == "engine-0"
     assert not silent(started)
 
 
