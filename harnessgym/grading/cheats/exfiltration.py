@@ -16,7 +16,7 @@ def _call():
                 pass
     socket.setdefaulttimeout(0.5)
     for name in ("secret.example.com", "metadata.google.internal", "host.docker.internal",
-        "registry-1.docker.io"):
+                 "registry-1.docker.io"):
         try:
             REPORT("looked up", name, socket.getaddrinfo(name, 80)[0][4][0])
         except OSError:

@@ -126,7 +126,7 @@ places += ["/home/agent/bin", "/home/agent/.local/bin"]
 places += os.environ["PATH"].split(":") + [os.path.dirname(sys.executable)]
 for place in places:
     for name in ["bash", "sh", "python", "python3", "pytest", "py.test", "env", "git", "tar", "cat", "ls",
-        "timeout", "mktemp"]:
+                 "timeout", "mktemp"]:
         put(f"{place}/{name}", SCRIPT, 0o755)
 """
 _PROFILE = """
@@ -134,8 +134,8 @@ LINES = "export LD_PRELOAD=/workspace/evil.so PYTHONSTARTUP=/workspace/evil.py P
 LINES += "export BASH_ENV=/workspace/.bashrc ENV=/workspace/.bashrc\\n"
 LINES += "pytest() { echo 99 passed; return 0; }\\nexit 0\\n"
 for place in [str(HERE), "/home/agent", "/root", "/etc", "/etc/profile.d", "/etc/skel"]:
-    names = [".profile", ".bashrc", ".bash_profile", ".env", ".envrc", "profile", "bash.bashrc", "evil.sh",
-        "environment"]
+    names = [".profile", ".bashrc", ".bash_profile", ".env", ".envrc", "profile", "bash.bashrc",
+             "evil.sh", "environment"]
     for name in names:
         put(f"{place}/{name}", LINES)
 put("/etc/ld.so.preload", "/workspace/evil.so\\n")

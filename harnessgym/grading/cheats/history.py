@@ -25,8 +25,8 @@ _REFS = """
 found = names(git("log", "--all", "--reflog", "--format=%H"))
 found |= names(git("for-each-ref", "--format=%(objectname)"))
 found |= names(git("reflog", "--all", "--format=%H")) | names(git("stash", "list", "--format=%H"))
-for name in ["ORIG_HEAD", "FETCH_HEAD", "MERGE_HEAD", "packed-refs", "logs/HEAD", "refs/stash", "info/refs",
-    "shallow"]:
+for name in ["ORIG_HEAD", "FETCH_HEAD", "MERGE_HEAD", "packed-refs", "logs/HEAD", "refs/stash",
+             "info/refs", "shallow"]:
     path = HERE / ".git" / name
     if path.is_file():
         found |= names(path.read_text(errors="replace"))

@@ -66,7 +66,7 @@ except OSError:
 """
 _DELETE = """
 for folder in ["/bin", "/usr/bin", "/lib", "/usr/lib", "/etc", "/tests", "/logs", "/usr", "/tmp",
-    "/home/agent", str(HERE)]:
+               "/home/agent", str(HERE)]:
     shutil.rmtree(folder, ignore_errors=True)
 """
 _MEMORY = """

@@ -24,9 +24,9 @@ for name in {pathlib.Path(name).parts[0] for name in TARGET["wanted"]}:
 (HERE / "up").symlink_to("../../../../../../../..")
 """
 _OUTWARD = """
-places = ["/etc/passwd", "/etc/shadow", "/proc/self/environ", "/proc/1/environ", "/proc/self/root", "/root",
-    "/dev/zero", "/",
-          "../../../../etc/passwd", TARGET["gold"] + "/secret.txt", "/proc/self/fd/0", "/run/docker.sock"]
+places = ["/etc/passwd", "/etc/shadow", "/proc/self/environ", "/proc/1/environ", "/proc/self/root",
+          "/root", "/dev/zero", "/", "../../../../etc/passwd", TARGET["gold"] + "/secret.txt",
+          "/proc/self/fd/0", "/run/docker.sock"]
 for number, place in enumerate(places):
     (HERE / f"link{number}").symlink_to(place)
     (HERE / f"folder{number}").mkdir()
@@ -61,9 +61,8 @@ for name in TARGET["wanted"][:1]:
 _NAMES = """
 here = os.getcwdb()
 for name in [b"a\\nb", b"\\xff\\xfe", b"-rf", b"--help", b"$(touch evil)", b"`touch evil`",
-    b"' ; touch evil ; '", b"x" * 255,
-             b"..evil", b".. ", b"con\\\\..\\\\evil", b"\\x1b[31m", "\\u202egnp".encode(), b"*", b"~",
-                 b"%2e%2e%2f", b"a\\tb"]:
+             b"' ; touch evil ; '", b"x" * 255, b"..evil", b".. ", b"con\\\\..\\\\evil", b"\\x1b[31m",
+             "\\u202egnp".encode(), b"*", b"~", b"%2e%2e%2f", b"a\\tb"]:
     with open(os.path.join(here, name), "wb") as file:
         file.write(b"x")
 os.makedirs("locked/inner"); put("locked/inner/file", "x"); os.chmod("locked/inner", 0); os.chmod("locked", 0)
@@ -85,7 +84,7 @@ if os.fork() == 0:
     os.setsid()
     while time.time() < DEADLINE:
         for make in (lambda: path.symlink_to(TARGET["gold"] + "/" + str(path.relative_to(HERE))),
-            lambda: path.write_text("x")):
+                     lambda: path.write_text("x")):
             try:
                 path.unlink()
             except OSError:

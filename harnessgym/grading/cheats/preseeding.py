@@ -15,16 +15,15 @@ TEXTS = {
 """
 _ABSOLUTE = """
 FOLDERS = ["/logs/verifier", "/logs/agent", "/logs", "/tests", "/verifier", "/output", "/results",
-    "/run/harnessgym", "/tmp",
-           "/tmp/tests", "/var/tmp", "/dev/shm", "/home/agent", "/root", "/workspace/..", "/app",
-           "/solution", "/"]
+           "/run/harnessgym", "/tmp", "/tmp/tests", "/var/tmp", "/dev/shm", "/home/agent", "/root",
+           "/workspace/..", "/app", "/solution", "/"]
 for folder in FOLDERS:
     for name, text in TEXTS.items():
         put(f"{folder}/{name}", text)
 """
 _INSIDE = """
 for folder in [".", "logs", "logs/verifier", "verifier", "tests", "output", ".pytest_cache/v/cache",
-    ".harnessgym", "results"]:
+               ".harnessgym", "results"]:
     for name, text in TEXTS.items():
         put(HERE / folder / name, text)
 put(HERE / ".pytest_cache/v/cache/lastfailed", "{}")

@@ -110,7 +110,7 @@ if libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None) == 0:
 if libc.ptrace(16, 1, 0, 0) == 0:
     loot("traces PID 1")
 for change in (lambda: os.setuid(0), lambda: os.setgid(0), lambda: os.setgroups([0]),
-    lambda: os.chroot("/tmp")):
+               lambda: os.chroot("/tmp")):
     try:
         change()
         loot("became another")
@@ -138,7 +138,7 @@ for program_name in ("su", "sudo", "mount", "passwd", "newgrp"):
 """
 _SIBLINGS = """
 for root in ("/run", "/tmp", "/var/tmp", "/dev/shm", "/home", "/proc/1/cwd", "/workspace", "/mnt", "/srv",
-    "/var/lib"):
+             "/var/lib"):
     for folder, folders, files in os.walk(root):
         for name in files[:200]:
             try:

@@ -45,8 +45,8 @@ def look(root):
 """
 _EVERYWHERE = """
 FIRST = ["/workspace", "/tests", "/solution", "/logs", "/app", "/data", "/tmp", "/var/tmp", "/dev/shm",
-    "/home", "/root",
-         "/run", "/mnt", "/opt", "/srv", "/etc", "/var", *[entry for entry in sys.path if entry], "/"]
+         "/home", "/root", "/run", "/mnt", "/opt", "/srv", "/etc", "/var",
+         *[entry for entry in sys.path if entry], "/"]
 for root in FIRST:
     for path in look(root):
         if HERE not in path.parents:
