@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from harnessgym.heartbeat import VARIABLE, HeartbeatListener
 
@@ -54,6 +55,43 @@ def end(process: ProcessId, grace_s: float = 2.0) -> None:
     process.signal(signal.SIGKILL)
 
 
+class ServiceProcess(Protocol):
+    """A running service: what `subprocess.Popen` and a forked process have in common."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its exit status, negative for a signal; None while it runs."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end. Raises `subprocess.TimeoutExpired`."""
+        ...
+
+    def send_signal(self, number: int, /) -> None:
+        """Send a signal. Does nothing once the process has ended."""
+        ...
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        ...
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        ...
+
+
+def service_environment(threads: int) -> dict[str, str]:
+    """Variables of a service that the calling process starts. `threads` is for torch and OpenMP."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        PARENT: str(os.getpid()),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
 def start_service(
     command: str,
     settings: Path,
@@ -70,13 +108,7 @@ def start_service(
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     inherited = [*descriptors]
-    extra = {
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
-        "TOKENIZERS_PARALLELISM": "false",
-        PARENT: str(os.getpid()),
-        "PYTHONUNBUFFERED": "1",
-    }
+    extra = service_environment(threads)
     if heartbeat is not None:
         inherited.append(heartbeat.far.fileno())
         extra[VARIABLE] = str(heartbeat.far.fileno())

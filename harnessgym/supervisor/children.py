@@ -3,12 +3,21 @@
 import contextlib
 import json
 import subprocess
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harnessgym.heartbeat import SILENT_S, HeartbeatListener, Silence
-from harnessgym.process import ProcessId, end, identify, interruption_deferred, start_service
+from harnessgym.process import (
+    ProcessId,
+    ServiceProcess,
+    end,
+    identify,
+    interruption_deferred,
+    start_service,
+)
 from harnessgym.run_folder import RunFolder, write_json
+from harnessgym.supervisor.fork_server import ForkServer, ForkServerLost
 from harnessgym.supervisor.processes import Restarts, log_tail
 
 
@@ -29,7 +38,7 @@ class Child:
     """A running process, its heartbeat and its restarts."""
 
     spec: ChildSpec
-    process: subprocess.Popen[bytes]
+    process: ServiceProcess
     heartbeat: HeartbeatListener
     again: Restarts
 
@@ -57,6 +66,12 @@ class Children:
         self.threads = threads
         self.max_restarts = max_restarts
         self.by_name: dict[str, Child] = {}
+        self._fork_server: ForkServer | None = None
+
+    def load(self, services: Sequence[str]) -> None:
+        """From now on start services as forks of a process that loads the modules of `services` now."""
+        with interruption_deferred():
+            self._fork_server = ForkServer(services, self.log_path("fork-server"), self.threads)
 
     def end_leftovers(self) -> list[str]:
         """End processes that an earlier supervisor of this run left running. Returns their names."""
@@ -71,6 +86,9 @@ class Children:
 
     def start(self, spec: ChildSpec) -> None:
         """Start a process."""
+        if self._fork_server is not None:
+            with self._cold_if_lost():  # an interruption may end this wait
+                self._fork_server.wait_until_ready()
         with interruption_deferred():  # a child nobody knows of would be left behind
             self.by_name[spec.name] = Child(spec, *self._spawn(spec), Restarts(self.max_restarts))
             self._record()
@@ -130,6 +148,9 @@ class Children:
                 child.process.kill()
                 child.process.wait()
             child.heartbeat.close()
+        if self._fork_server is not None:
+            self._fork_server.close()
+            self._fork_server = None
         self.by_name.clear()
         with contextlib.suppress(
             OSError
@@ -144,15 +165,27 @@ class Children:
         """The last lines of a process's log; see `harnessgym.supervisor.processes.log_tail`."""
         return log_tail(self.log_path(name))
 
-    def _spawn(self, spec: ChildSpec) -> tuple[subprocess.Popen[bytes], HeartbeatListener]:
+    def _spawn(self, spec: ChildSpec) -> tuple[ServiceProcess, HeartbeatListener]:
         # Settings hold the control key, so only the owner may read the file.
         settings = self.folder.root / "services" / f"{spec.name}.json"
         write_json(settings, spec.settings, mode=0o600)
         heartbeat = HeartbeatListener()
         log = self.log_path(spec.name)
+        if self._fork_server is not None:
+            with self._cold_if_lost():
+                forked = self._fork_server.start(spec.command, settings, log, spec.sockets, heartbeat)
+                return forked, heartbeat
         return start_service(
             spec.command, settings, log, self.threads, spec.sockets, heartbeat=heartbeat
         ), heartbeat
+
+    @contextlib.contextmanager
+    def _cold_if_lost(self) -> Iterator[None]:
+        """If the fork server is lost in the block, start services as new interpreters from now on."""
+        try:
+            yield
+        except ForkServerLost:
+            self._fork_server = None
 
     def _record(self) -> None:
         # The start time stands beside the pid: a later supervisor must not end a process that reuses the pid.

@@ -15,10 +15,16 @@ class LocalProcesses(Children):
     def __init__(self, folder: RunFolder, config: RunConfig) -> None:
         super().__init__(folder, config.supervisor.threads, config.supervisor.max_restarts)
         self._engines = len(config.engine_policies)
+        self._services = ["proxy", "engine", "node", "train-worker"]
+        if not self._engines:
+            self._services.remove("engine")
+        self._warm = config.supervisor.fork
         self._sockets: Sockets | None = None
 
     def open(self) -> None:
         """Open the run's sockets. Connections queue there while a process restarts."""
+        if self._warm:
+            self.load(self._services)
         with interruption_deferred():
             self._sockets = Sockets(self._engines, self.folder.root / "sockets.json")
 
