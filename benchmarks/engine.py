@@ -165,7 +165,8 @@ async def ask_one(
 
 
 def run_server(folder: Path, dtype: str) -> None:
-    from trainers.engine import EngineSettings, serve
+    from trainers.engine import EngineSettings
+    from trainers.engine.server import serve
 
     serve(EngineSettings(model=folder, port=0, dtype=dtype, max_batch=BATCH))  # type: ignore[arg-type]
 

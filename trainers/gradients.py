@@ -204,14 +204,19 @@ def _backward(policy: Policy, group: _Group, settings: UpdateSettings, scored_N:
     if scored_N is None:
         logprobs_N = _trained_logprobs(policy, group.items, settings, gradient=True)
         stats, gradient_N = _loss(group.items, logprobs_N.detach(), settings)
-        logprobs_N.backward(gradient_N)  # type: ignore[no-untyped-call]
+        backpropagate(logprobs_N, gradient_N)
         return stats
     stats, gradient_N = _loss(group.items, scored_N, settings)
     sizes = [sum(int(np.count_nonzero(item.row.mask)) for item in batch) for batch in group.batches]
     for batch, part_N in zip(group.batches, torch.split(gradient_N, sizes), strict=True):
         logprobs_N = _trained_logprobs(policy, batch, settings, gradient=True)
-        logprobs_N.backward(part_N)  # type: ignore[no-untyped-call]
+        backpropagate(logprobs_N, part_N)
     return stats
+
+
+def backpropagate(output_N: Tensor, gradient_N: Tensor) -> None:
+    """What `output_N.backward(gradient_N)` does, to the bit. That imports sympy, which takes a second."""
+    torch.dot(output_N, gradient_N).backward()  # type: ignore[no-untyped-call]
 
 
 def _loss(items: Sequence[Item], logprobs_N: Tensor, settings: UpdateSettings) -> tuple[TokenStats, Tensor]:

@@ -22,7 +22,7 @@ from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
 from trainers.algorithms import AlgorithmRow
 from trainers.checkpoint import staged
-from trainers.gradients import per_token
+from trainers.gradients import backpropagate, per_token
 from trainers.losses.normalisation import token_weights
 from trainers.packing import Packed, micro_batches, pack
 from trainers.policy import DecoderLayer, Policy
@@ -163,7 +163,7 @@ class ValueFunction:
             leaf_N = values_N.detach().requires_grad_()
             loss = (value_loss(leaf_N, targets_N, old_N, self.settings.clip) * weights_N).sum()
             (gradient_N,) = torch.autograd.grad(loss, leaf_N)
-            values_N.backward(gradient_N)  # type: ignore[no-untyped-call]
+            backpropagate(values_N, gradient_N)
             errors_N = (leaf_N.detach() - targets_N).double()
             cut = int(((gradient_N == 0) & (errors_N != 0)).sum())
             stats.append((float(loss.detach()), float((errors_N**2).sum()), cut, len(errors_N)))

@@ -231,8 +231,8 @@ class SupervisorSection(Config):
     threads: int = Field(1, gt=0)
     """Torch and OpenMP threads of each process."""
     fork: bool = True
-    """Start processes on this machine as forks of one that has loaded their modules. They start within a
-    fraction of a second and share memory. False starts an interpreter for each."""
+    """Start processes on this machine as forks of one that has loaded their modules, so that none loads them
+    again. False starts an interpreter for each."""
     silent_s: float = Field(SILENT_S, ge=2)
     """A process that has sent no heartbeat for so many seconds was stopped or hangs: it is killed and
     started again. One that works long at one thing sends heartbeats meanwhile."""

@@ -1,13 +1,12 @@
 """A run's services as forks of one process, which has loaded their modules once.
 
-Loading torch and the rest takes an interpreter some four seconds of processor time. A fork has them at once and
-shares their memory, so a run starts with less work, and a service that was killed is back in a fraction of a
-second. The server's only thread loads modules, forks, and collects what has ended; it opens no store, no
-connection and no device.
+Loading torch and the rest takes an interpreter some four seconds of processor time, which a fork does not
+spend: a run starts with less work, and a service that was killed is back sooner. The server's only thread
+loads modules, forks, and collects what has ended; it opens no store, no connection and no device.
 
-The supervisor and the server speak JSON over a socket pair that keeps messages apart. The supervisor sends orders,
-each with the descriptors that the service inherits. The server answers `{"ready": ...}` once, then `{"pid": ...}`
-per order, and reports `{"ended": [pid, status]}` in between.
+The supervisor and the server speak JSON over a socket pair that keeps messages apart. The supervisor sends
+orders, each with the descriptors that the service inherits. The server answers `{"ready": ...}` once, then
+`{"pid": ...}` per order, and reports `{"ended": [pid, status]}` in between.
 """
 
 import contextlib
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harnessgym.heartbeat import VARIABLE, HeartbeatListener
-from harnessgym.process import PARENT, ServiceProcess, die_with_parent, service_environment
+from harnessgym.process import PARENT, die_with_parent, service_environment
 
 _BOOT = "from harnessgym.supervisor.fork_server import main; main()"
 _TITLE = 400
@@ -58,7 +57,16 @@ class ForkServer:
         self._channel, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far, log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, str(far.fileno()), ",".join(services), " " * _TITLE],
+                [
+                    sys.executable,
+                    "-P",
+                    "-c",
+                    _BOOT,
+                    str(far.fileno()),
+                    ",".join(services),
+                    str(log),
+                    " " * _TITLE,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -204,11 +212,13 @@ class ForkedProcess:
 
 
 def main() -> None:
-    """The server: `python -c ... DESCRIPTOR SERVICES`. Returns in each fork once its service has ended."""
+    """The server: `python -c ... DESCRIPTOR SERVICES LOG`. In each fork it returns when its service has
+    ended.
+    """
     channel = socket.socket(fileno=int(sys.argv[1]))
     services = sys.argv[2].split(",")
     die_with_parent(int(os.environ[PARENT]))
-    _show_title(["harnessgym", "fork-server", *services])
+    _show_title(["harnessgym", "fork-server", *services, sys.argv[3]])
     _load(services)
     gc.collect()
     gc.freeze()  # no collection in a fork copies the pages of what was loaded

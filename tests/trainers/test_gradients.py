@@ -14,9 +14,19 @@ from tests.trainers.test_update import CONFIG, make_policy
 from trainers.advantages.igpo import InformationGain
 from trainers.advantages.steps import branches
 from trainers.batch import load_group
-from trainers.gradients import mean_logprobs
+from trainers.gradients import backpropagate, mean_logprobs
 from trainers.policy import token_logprobs
 from trainers.update_settings import UpdateSettings
+
+
+def test_a_gradient_goes_back_as_torch_takes_it_to_the_bit():
+    def gradients(back):
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(30, 9)
+        back(layer(torch.randn(30)).log_softmax(0), torch.randn(9) / 3)
+        return [weight.grad for weight in layer.parameters()]
+
+    assert all(map(torch.equal, gradients(backpropagate), gradients(torch.Tensor.backward)))
 
 
 @torch.no_grad()

@@ -4,11 +4,4 @@ HarnessGym uses.
 
 from trainers.engine.settings import EngineSettings
 
-__all__ = ["EngineSettings", "serve"]
-
-
-def serve(settings: EngineSettings) -> None:
-    """Serve a model folder until SIGINT or SIGTERM; see `trainers.engine.server`."""
-    from trainers.engine import server
-
-    server.serve(settings)
+__all__ = ["EngineSettings"]

@@ -10,9 +10,11 @@ from harnessgym.supervisor.children import Children, ChildSpec
 from harnessgym.supervisor.processes import FATAL_EXIT
 
 
-@pytest.fixture
-def children(tmp_path):
+@pytest.fixture(params=["an interpreter each", "forks"])
+def children(request, tmp_path):
     group = Children(RunFolder(tmp_path), threads=1, max_restarts=2)
+    if request.param == "forks":
+        group.load(["node"])
     yield group
     group.end_all()
 
@@ -58,7 +60,7 @@ def test_secrets_in_settings_are_for_the_owner_alone(children, tmp_path):
 
 def test_the_last_word_is_the_error_and_not_what_was_logged_before(children):
     log = children.log_path("node")
-    log.parent.mkdir(parents=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("INFO started\nINFO working\nharnessgym: It failed.\nBecause of this.\n")
     assert children.log_tail("node") == "harnessgym: It failed.\nBecause of this."
     log.write_text("x" * 9_000 + " the end")
