@@ -261,7 +261,7 @@ def _load(services: Sequence[str]) -> None:
     for service in services:
         for kind in ("settings", "service"):
             with contextlib.suppress(Exception):
-                load(kind, service)  # type: ignore[arg-type]
+                load(kind, service)
 
 
 def _report_ended(channel: socket.socket) -> None:
