@@ -17,7 +17,7 @@ from harnessgym.process import (
     start_service,
 )
 from harnessgym.run_folder import RunFolder, write_json
-from harnessgym.supervisor.fork_server import ForkServer, ForkServerLost
+from harnessgym.supervisor.fork_server import ServiceForkServer, ForkServerLost
 from harnessgym.supervisor.processes import Restarts, log_tail
 
 
@@ -66,12 +66,12 @@ class Children:
         self.threads = threads
         self.max_restarts = max_restarts
         self.by_name: dict[str, Child] = {}
-        self._fork_server: ForkServer | None = None
+        self._fork_server: ServiceForkServer | None = None
 
     def load(self, services: Sequence[str]) -> None:
         """From now on start services as forks of a process that loads the modules of `services` now."""
         with interruption_deferred():
-            self._fork_server = ForkServer(services, self.log_path("fork-server"), self.threads)
+            self._fork_server = ServiceForkServer(services, self.log_path("fork-server"), self.threads)
 
     def end_leftovers(self) -> list[str]:
         """End processes that an earlier supervisor of this run left running. Returns their names."""

@@ -44,7 +44,7 @@ class ForkServerLost(Exception):
     """The server has ended, or does not answer. Its services have ended, or end now, with it."""
 
 
-class ForkServer:
+class ServiceForkServer:
     """The supervisor's side: starts the server, orders services, learns how they ended."""
 
     def __init__(self, services: Sequence[str], log: Path, threads: int) -> None:
@@ -162,7 +162,7 @@ class ForkServer:
 class ForkedProcess:
     """A service that was forked: what its parent, the server, leaves of `subprocess.Popen`."""
 
-    def __init__(self, server: ForkServer, pid: int) -> None:
+    def __init__(self, server: ServiceForkServer, pid: int) -> None:
         self._server = server
         self.pid = pid
         # A descriptor of the process itself: it tells of the end even while the server is stopped, and no
