@@ -17,7 +17,7 @@ from harnessgym.process import (
     start_service,
 )
 from harnessgym.run_folder import RunFolder, write_json
-from harnessgym.supervisor.fork_server import ServiceForkServer, ForkServerLost
+from harnessgym.supervisor.fork_server import ForkServerLost, ServiceForkServer
 from harnessgym.supervisor.processes import Restarts, log_tail
 
 
