@@ -165,19 +165,18 @@ class _Second:
         order = [path for path in self.hidden if is_collected(path)]
         if order and compared.functions:
             async with self.gold_place() as sandbox:
-                yield await probe(
-                    sandbox, program("tracing"), {**job, "files": self.hidden, "order": order}, _RUN_S
-                )
+                hidden = {**job, "files": self.hidden, "order": order}
+                yield await probe(sandbox, program("tracing"), hidden, _RUN_S, is_gold=True)
         patch, patched = _patched_tests(self.task)
         if patched and compared.functions:
             async with self.gold_place() as sandbox:
                 await sandbox.exec(
                     ["git", "apply", "--whitespace=nowarn", "-"], stdin=patch.encode(), timeout_s=60.0
                 )
-                yield await probe(sandbox, program("tracing"), {**job, "own": patched}, _RUN_S)
+                yield await probe(sandbox, program("tracing"), {**job, "own": patched}, _RUN_S, is_gold=True)
         if self.own:
             async with self.gold_place() as sandbox:
-                yield await probe(sandbox, program("tracing"), {**job, "own": self.own}, _RUN_S)
+                yield await probe(sandbox, program("tracing"), {**job, "own": self.own}, _RUN_S, is_gold=True)
 
     def _inputs(self, compared: Compared, runs: Sequence[Probe]) -> Inputs:
         recorded = _recorded(runs)
@@ -219,11 +218,11 @@ class _Second:
             "encoding": program("encoding"),
         }
         # Gold runs before the candidate: if gold cannot be called, there is nothing to compare with.
-        first, again = [await _answers(self.gold_place, job, len(cases)) for _ in range(2)]
+        first, again = [await _answers(self.gold_place, job, len(cases), is_gold=True) for _ in range(2)]
         if first.broken or again.broken or first.forged or not first.imported:
             why = first.forged or "; ".join(first.broken.values()) or "it did not answer"
             return replace(opinion, why=f"The gold solution cannot be called: {why}.")
-        theirs = await _answers(self.place, job, len(cases))
+        theirs = await _answers(self.place, job, len(cases), is_gold=False)
         if theirs.forged:
             return replace(opinion, why=f"The candidate's answers are none: {theirs.forged}.")
         difference = compare(inputs, first, again, theirs)
@@ -279,9 +278,9 @@ def _concluded(opinion: Opinion, *, same: bool) -> Opinion:
     return replace(opinion, why="Nothing could be compared; `left_out` says why.")
 
 
-async def _answers(place: Opener, job: Mapping[str, Any], cases: int) -> VersionResults:
+async def _answers(place: Opener, job: Mapping[str, Any], cases: int, *, is_gold: bool) -> VersionResults:
     async with place() as sandbox:
-        return read_answers(await probe(sandbox, program("comparing"), job, _RUN_S), cases)
+        return read_answers(await probe(sandbox, program("comparing"), job, _RUN_S, is_gold=is_gold), cases)
 
 
 def _recorded(runs: Sequence[Probe]) -> dict[tuple[str, str], list[FunctionCall]]:

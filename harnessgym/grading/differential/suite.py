@@ -59,15 +59,21 @@ async def probe(
     job: Mapping[str, Any],
     timeout_s: float,
     *,
+    is_gold: bool = False,
     env: Mapping[str, str] | None = None,
     cwd: str = ".",
 ) -> Probe:
-    """Runs a program, given as text. Raises SandboxError."""
-    # `pycache_prefix` names a folder that does not exist, because the agent can leave .pyc files in its
-    # workspace that do not match their sources. `-I` keeps its environment and user site out.
+    """Runs a program, given as text, beside the candidate or, if `is_gold`, beside the gold solution.
+
+    Raises SandboxError.
+    """
+    # The agent can leave .pyc files in its workspace that do not match their sources, so no .pyc file is read
+    # there: `pycache_prefix` names a folder that does not exist. The gold solution's may be read, or Python
+    # would compile its own library each time. `-I` keeps the environment and user site of the agent out.
     nonce = secrets.token_hex(16)
-    sent = json.dumps({**job, "nonce": nonce}).encode()
-    command = ["python3", "-I", "-B", "-X", f"pycache_prefix=/nonexistent/{nonce}", "-c", program]
+    prefix = None if is_gold else f"/nonexistent/{nonce}"
+    sent = json.dumps({**job, "nonce": nonce, "pycache_prefix": prefix}).encode()
+    command = ["python3", "-I", "-B", "-c", program]
     result = await sandbox.exec(command, stdin=sent, timeout_s=timeout_s, env=env, cwd=cwd)
     lines = []
     foreign = 0
@@ -148,7 +154,7 @@ async def run_suite(
     """
     # Two runs on gold: a flaky test must not count against the candidate.
     async with gold_place() as sandbox:
-        again = await probe(sandbox, program("tracing"), job, timeout_s)
+        again = await probe(sandbox, program("tracing"), job, timeout_s, is_gold=True)
     if not (first.ended and again.ended):
         return SuiteResult(0, (), "the developers' tests do not come to an end on the gold solution")
     wanted = _passed(first) & _passed(again)

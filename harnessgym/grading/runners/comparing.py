@@ -1,9 +1,10 @@
 """Calls functions of a workspace, each call in a process of its own, and says what came of it.
 
-Runs in a fresh sandbox as `python3 -I -B -c <this text>`, with the job on stdin: `{"nonce", "encoding",
-"roots", "cases": [{"module", "function", "new", "args", "kwargs"}], "case_s", "hangs"}`; `encoding` is the
-text of `encoding.py`. Answers leave on a private descriptor, a line each: the nonce, then JSON in
-hexadecimal. What a call prints is part of its answer.
+Runs in a fresh sandbox as `python3 -I -B -c <this text>`, with the job on stdin: `{"nonce", "pycache_prefix",
+"encoding", "roots", "cases": [{"module", "function", "new", "args", "kwargs"}], "case_s", "hangs"}`;
+`encoding` is the text of `encoding.py`. Nothing of the workspace is imported before `sys.pycache_prefix` is
+set. Answers leave on a private descriptor, a line each: the nonce, then JSON in hexadecimal. What a call
+prints is part of its answer.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     encoding: Any = types.ModuleType("encoding")
     exec(job["encoding"], encoding.__dict__)  # noqa: S102  # ours, for want of a file
+    sys.pycache_prefix = job["pycache_prefix"]
     sys.path[:0] = [os.path.normpath(os.path.join(os.getcwd(), root)) for root in job["roots"]]
     start = job["nonce"].encode()
 

@@ -1,10 +1,11 @@
 """Runs pytest and says how each test ended, and with which arguments the tests called certain functions.
 
-Runs in a fresh sandbox as `python3 -I -B -c <this text>`, with the job on stdin: `{"nonce", "encoding",
-"roots", "files", "order", "own", "targets": {file: {first line: function}}, "classes": {file: [name]},
-"most"}`. What is in `files` is laid beside the workspace, and the tests in `order` are run without the
-workspace's configuration; those in `own` lie in the workspace and are run as their developers run them.
-Answers leave as those of `comparing.py` do.
+Runs in a fresh sandbox as `python3 -I -B -c <this text>`, with the job on stdin: `{"nonce", "pycache_prefix",
+"encoding", "roots", "files", "order", "own", "targets": {file: {first line: function}}, "classes":
+{file: [name]}, "most"}`. Nothing that could be the workspace's, pytest included, is imported before
+`sys.pycache_prefix` is set. What is in `files` is laid beside the workspace, and the tests in `order` are run
+without the workspace's configuration; those in `own` lie in the workspace and are run as their developers run
+them. Answers leave as those of `comparing.py` do.
 """
 
 from __future__ import annotations
@@ -127,6 +128,7 @@ def main() -> None:
     out = os.dup(1)
     os.dup2(2, 1)
     job = json.loads(sys.stdin.buffer.read())
+    sys.pycache_prefix = job["pycache_prefix"]
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
         os.environ.pop(name, None)

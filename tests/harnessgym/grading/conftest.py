@@ -38,21 +38,21 @@ KINDS = [
 ]
 
 
-@pytest.fixture(params=KINDS)
-async def backend(request, tmp_path, anyio_backend):
-    async with opened(request.param, tmp_path / "w") as backend:
+@pytest.fixture(scope="module", params=KINDS)
+async def backend(request, tmp_path_factory, anyio_backend):
+    async with opened(request.param, tmp_path_factory.mktemp("w")) as backend:
         yield backend
 
 
-@pytest.fixture
-async def bubblewrap(tmp_path, anyio_backend):
-    async with opened("bubblewrap", tmp_path / "w") as backend:
+@pytest.fixture(scope="module")
+async def bubblewrap(tmp_path_factory, anyio_backend):
+    async with opened("bubblewrap", tmp_path_factory.mktemp("w")) as backend:
         yield backend
 
 
-@pytest.fixture
-async def docker(tmp_path, anyio_backend):
-    async with opened("docker", tmp_path / "w") as backend:
+@pytest.fixture(scope="module")
+async def docker(tmp_path_factory, anyio_backend):
+    async with opened("docker", tmp_path_factory.mktemp("w")) as backend:
         yield backend
 
 
