@@ -7,6 +7,7 @@ rollout), `summary.json` and logs. After an interruption the same campaign in th
 import asyncio
 import hashlib
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -163,13 +164,12 @@ class BatchRollout:
         self._final: dict[tuple[int, int], RolloutState] = {}
         self._began = time.monotonic()
         self._before: tuple[int, int] | None = None
-        self._claimed = False
+        self._claim: int | None = None
 
     def claim(self) -> None:
         """Claim the folder. Raises `ConfigError` if it holds another campaign or another process runs it."""
-        if not self._claimed:
-            _claim(self.folder, self.settings, self.tasks)
-            self._claimed = True
+        if self._claim is None:
+            self._claim = _claim(self.folder, self.settings, self.tasks)
 
     @property
     def store_url(self) -> str:
@@ -177,11 +177,22 @@ class BatchRollout:
         return url_of_file(self.folder.root / "traces.db")
 
     async def run(self, observe: Observer = lambda _: None) -> dict[str, Any]:
-        """Run to the end and return the summary, which is also written.
+        """Run to the end and return the summary, which is also written. Then the folder is free again.
 
         Raises `HarnessGymError` if the campaign cannot continue.
         """
         self.claim()
+        try:
+            return await self._run(observe)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
+
+    async def _run(self, observe: Observer) -> dict[str, Any]:
         with TraceStore.create(self.store_url) as store:
             run_id, policy_id = _enter(self.folder, store, self.upstream, self.settings)
             for state in self._write_results(store, run_id):
@@ -317,8 +328,11 @@ def harness_of(settings: CampaignSettings) -> HarnessSection:
     return section
 
 
-def _claim(folder: RunFolder, settings: CampaignSettings, tasks: Sequence[Task]) -> None:
-    """Claim the folder for this campaign. Raises `ConfigError` if it holds another or one that runs."""
+def _claim(folder: RunFolder, settings: CampaignSettings, tasks: Sequence[Task]) -> int:
+    """Claim the folder for this campaign: the descriptor that holds the claim.
+
+    Raises `ConfigError` if it holds another campaign or one that runs.
+    """
     from harnessgym.supervisor.preparation import claim_folder
 
     asked = {name: value for name, value in settings.model_dump(mode="json").items() if name not in FREE}
@@ -344,9 +358,10 @@ def _claim(folder: RunFolder, settings: CampaignSettings, tasks: Sequence[Task])
             f"{folder.root} holds another campaign: {differences}. Give another --folder, or remove that "
             "one first."
         )
-    claim_folder(folder)
+    claim = claim_folder(folder)
     if recorded is None:
         write_json(path, asked)
+    return claim
 
 
 def _enter(

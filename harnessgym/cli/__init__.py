@@ -3,6 +3,7 @@
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import NoReturn
 
 import typer
@@ -68,15 +69,15 @@ def app() -> typer.Typer:
     return root
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Entry point. Exit status 0: done; 1: done, and the answer is no; 2: an error; 130: interrupted.
 
     Our own errors and those of the system (a file, a disk, a library) are printed as one message without a
-    traceback.
+    traceback. `words` stand for those of the command line.
     """
     look_in(".")
     try:
-        app()()
+        app()(words)
     except HarnessGymError as error:
         _give_up(str(error))
     except Exception as error:

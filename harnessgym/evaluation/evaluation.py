@@ -6,6 +6,7 @@ and at the end `eval.json`. After an interruption the same evaluation in the sam
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -78,14 +79,24 @@ class Evaluation:
         self.tasks, self.remarks = chosen_tasks(settings.campaign)
         """The tasks to run, and remarks about the set."""
         harness_of(settings.campaign)
-        self.policies = self._claim()
+        self._claim: int | None = None
+        self.policies = self._claimed()
 
     async def run(self, say: Callable[[str], None], watch: Watch) -> list[Evaluated]:
-        """Run all policies one after another. Returns their results, which are also written.
+        """Run all policies one after another. Returns their results, which are also written. Then the folder
+        is free again.
 
         `say` gets messages, and `watch` makes the observer of each campaign's progress. Raises
         `HarnessGymError` if it cannot continue, or if no rollout of a policy could be graded.
         """
+        try:
+            return await self._run_all(say, watch)
+        finally:
+            if self._claim is not None:
+                os.close(self._claim)
+                self._claim = None
+
+    async def _run_all(self, say: Callable[[str], None], watch: Watch) -> list[Evaluated]:
         # All exports come first: a run that is still training removes old versions while others are
         # evaluated.
         for number, policy in enumerate(
@@ -146,7 +157,7 @@ class Evaluation:
 
                 await BatchRollout(settings, upstream).run(look)
 
-    def _claim(self) -> list[NamedPolicy]:
+    def _claimed(self) -> list[NamedPolicy]:
         """Claim the folder and return the policies.
 
         They are looked up once and recorded, so that "the newest version" of a run means the same after a
@@ -165,7 +176,7 @@ class Evaluation:
                     f"{root} holds another evaluation: {differences}. Give another --folder, or remove that "
                     "one first."
                 )
-            claim_folder(self.folder)
+            self._claim = claim_folder(self.folder)
             return [_unchanged(each) for each in recorded["found"]]
         if not path.exists() and root.exists() and any(root.iterdir()):
             raise ConfigError(f"{root} holds something else already. Give another --folder.")
@@ -174,7 +185,7 @@ class Evaluation:
             # Upstreams are looked up before the folder is claimed, so that a typo leaves no folder behind.
             if policy.kind == "upstream":
                 find_upstream(policy.where, self.settings.campaign.policy, self.settings.campaign.max_length)
-        claim_folder(self.folder)
+        self._claim = claim_folder(self.folder)
         for stale in root.glob("*/model"):  # of an evaluation that never began
             shutil.rmtree(stale)
         write_json(path, asked | {"found": [_stamped(policy) for policy in policies]})

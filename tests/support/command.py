@@ -1,0 +1,35 @@
+"""A command of `harnessgym` in the process of the test, for what a test asks about anything but processes."""
+
+import io
+from collections.abc import Iterable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+
+import pytest
+
+from harnessgym.cli import main
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a command printed, and its exit status."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run_here(words: Iterable[object], **env: str) -> Finished:
+    """Run `harnessgym WORDS` as its entry point does, with these environment variables.
+
+    An exception that the entry point would print as a traceback comes through.
+    """
+    stdout, stderr, status = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
+        for name, value in {"NO_COLOR": "1", "COLUMNS": "160", **env}.items():
+            patch.setenv(name, value)
+        try:
+            main([str(word) for word in words])
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return Finished(status, stdout.getvalue(), stderr.getvalue())
