@@ -19,7 +19,7 @@ There is no other result.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 SYSTEM_PROMPT = "Use the tools, then give the value."
@@ -62,7 +62,7 @@ class Catalog:
 
     def to_json(self) -> str:
         """The text of a `CATALOG_FILE`."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+        return json.dumps({"ids": self.ids, "attributes": self.attributes}, indent=1) + "\n"
 
     def call(self, tool: str, arguments: object) -> str:
         """The result of a tool call: an id, a value, or "unknown" for a malformed call."""

@@ -91,7 +91,12 @@ class LookupTasks:
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """All tasks of a split in a fixed order."""
-        return [_task(split, index) for index in range(_SIZES[split])]
+        return _tasks(split)
+
+
+@cache
+def _tasks(split: Split) -> tuple[Task, ...]:
+    return tuple(_task(split, index) for index in range(_SIZES[split]))
 
 
 @cache

@@ -10,8 +10,10 @@ from dataclasses import asdict
 from functools import partial
 
 import pytest
+from typer.testing import CliRunner
 
-from harnessgym.errors import ConfigError, StoreError
+from harnessgym.cli import app
+from harnessgym.errors import ConfigError, HarnessGymError, StoreError
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.run_identity import RunIdentity, enter_run, find_run, read_identity, run_of
 from harnessgym.store import TraceStore, policies, runs
@@ -20,6 +22,11 @@ from harnessgym.store.schema import head_revision, revision_of, upgrade
 from harnessgym.supervisor import prepare
 from harnessgym.supervisor.preparation import resolved
 from tests.harnessgym.supervisor.starts import OUTSIDE, config, publish, refused, start, stored
+
+
+def command(*words):
+    """Runs `harnessgym ...` in this process."""
+    return CliRunner().invoke(app(), [str(word) for word in words])
 
 
 def without_identity(folder):
@@ -145,15 +152,9 @@ def test_what_reads_a_run_refuses_a_database_that_holds_another(tmp_path, make_u
         pytest.raises(ConfigError, match=f"elsewhere .* holds run {first.run_id}"),
     ):
         store.read(partial(run_of, folder=folder))
-    for command in (["watch", folder.root, "--once"], ["traces", "list", folder.root]):
-        done = subprocess.run(
-            [sys.executable, "-m", "harnessgym", *map(str, command)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        assert (done.returncode, first.run_id in done.stderr) == (2, True), done
+    for words in (["watch", folder.root, "--once"], ["traces", "list", folder.root]):
+        done = command(*words)
+        assert (type(done.exception), first.run_id in str(done.exception)) == (ConfigError, True), done.output
 
 
 def test_several_runs_in_one_database_are_refused_and_can_be_moved_apart(tmp_path, make_url):
@@ -169,11 +170,9 @@ def test_several_runs_in_one_database_are_refused_and_can_be_moved_apart(tmp_pat
     said = refused(
         tmp_path / "run", told, "holds 2 runs", other, f"store export {url} {first.run_id} run.hgrun"
     )
-    for command in re.findall("`harnessgym (.*?)`", said):
-        words = command.replace("NEW_URL", own).replace("run.hgrun", str(tmp_path / "run.hgrun")).split()
-        subprocess.run(
-            [sys.executable, "-m", "harnessgym", *words], check=True, capture_output=True, timeout=60
-        )
+    for line in re.findall("`harnessgym (.*?)`", said):
+        done = command(*line.replace("NEW_URL", own).replace("run.hgrun", str(tmp_path / "run.hgrun")).split())
+        assert done.exit_code == 0, (done.output, done.exception)
     assert start(tmp_path / "run", config(own)).run_id == first.run_id
     assert RunFolder(tmp_path / "run").config().store.url == own
 
@@ -182,19 +181,14 @@ def test_a_run_folder_takes_no_imports_and_no_wrapped_commands(tmp_path):
     start(tmp_path / "run", config())
     (tmp_path / "file.json").write_text("{}")
     wrap = ["wrap", "--upstream", "scripted", "--folder", tmp_path / "run", "--", "true"]
-    for command in (
+    for words in (
         ["store", "import", tmp_path / "file.json", tmp_path / "run"],
         ["traces", "import", tmp_path / "run", tmp_path / "file.json"],
         wrap,
     ):
-        done = subprocess.run(
-            [sys.executable, "-m", "harnessgym", *map(str, command)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        assert (done.returncode, "its database holds that run alone" in done.stderr) == (2, True), done
+        done = command(*words)
+        assert isinstance(done.exception, HarnessGymError), done.output
+        assert "its database holds that run alone" in str(done.exception)
     assert len(stored(RunFolder(tmp_path / "run").store_url())) == 1
 
 
@@ -321,34 +315,46 @@ def test_a_database_that_another_took_while_a_start_was_killed_is_refused(tmp_pa
     assert start(folder.root, config(make_url(kind, "own"))).kind == "starts"
 
 
+RACE = """
+import json, os, sys, pathlib
+from harnessgym.config import validate
+from harnessgym.run_config.run import RunConfig
+from harnessgym.supervisor import prepare, start_run
+from harnessgym.errors import ConfigError
+config = validate(RunConfig, json.loads(sys.argv[1]), "the test")
+folders = [prepare(config, pathlib.Path(root)) for root in sys.argv[2:]]
+waits, go = os.pipe()
+for folder in folders:
+    if os.fork() == 0:
+        os.close(go)
+        os.read(waits, 1)
+        try:
+            said = start_run(folder, config).run_id
+        except ConfigError as error:
+            said = str(error)
+        os.write(1, f"{said}\\n".encode())
+        os._exit(0)
+os.close(go)
+for _ in folders:
+    os.wait()
+"""
+"""Starts a run in each folder at once, every one in a process of its own. They are forked from one that has
+imported everything, and start when its end of the pipe is closed."""
+
+
 @pytest.mark.parametrize("kind", OUTSIDE)
 def test_of_two_folders_that_start_at_the_same_moment_one_gets_the_database(tmp_path, make_url, kind):
     url = make_url(kind)
     TraceStore.create(url).close()
-    code = (
-        "import json, sys, pathlib\nfrom harnessgym.config import validate\nfrom harnessgym.run_config.run "
-        "import RunConfig\n"
-        "from harnessgym.supervisor import prepare, start_run\nfrom harnessgym.errors import ConfigError\n"
-        "told = validate(RunConfig, json.loads(sys.argv[1]), 'the test')\nfolder = prepare(told, "
-        "pathlib.Path(sys.argv[2]))\n"
-        "print('ready', flush=True)\nsys.stdin.readline()\n"
-        "try: print(start_run(folder, told).run_id)\nexcept ConfigError as error: print(error)"
-    )
     told = json.dumps(config(url).model_dump(mode="json"))
-    names, pipes = ("a", "b", "c"), {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    starting = [
-        subprocess.Popen([sys.executable, "-c", code, told, str(tmp_path / name)], **pipes) for name in names
-    ]
-    for each in starting:
-        assert each.stdout.readline() == "ready\n"
-    for each in starting:
-        each.stdin.write("go\n")
-        each.stdin.flush()
-    said = [each.communicate(timeout=60)[0] for each in starting]
+    roots = [tmp_path / name for name in ("a", "b", "c")]
+    race = [sys.executable, "-c", RACE, told, *map(str, roots)]
+    said = subprocess.run(race, stdout=subprocess.PIPE, text=True, check=True, timeout=120).stdout.splitlines()
     (run,) = stored(url)
-    assert sum(f"{run.id}\n" == line for line in said) == 1
+    assert len(said) == 3
+    assert said.count(run.id) == 1
     assert sum("holds another run already" in line for line in said) == 2
-    assert sum((tmp_path / name / "run.json").exists() for name in names) == 1
+    assert sum((root / "run.json").exists() for root in roots) == 1
 
 
 def test_a_torn_run_json_is_named(tmp_path):
