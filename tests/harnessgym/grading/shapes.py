@@ -55,6 +55,7 @@ ROW = {
 SCRIPT = """\
 #!/bin/bash
 set -uxo pipefail
+export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 : '>>>>> Start Test Output'
 python3 -m pytest -rA -p no:cacheprovider tests
 : '>>>>> End Test Output'

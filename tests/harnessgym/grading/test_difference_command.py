@@ -8,6 +8,9 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
+
+from harnessgym.cli import app
 
 pytestmark = pytest.mark.bubblewrap
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"}
@@ -53,22 +56,35 @@ def harnessgym(*words):
     )
 
 
-@pytest.mark.parametrize(
-    ("source", "code", "agrees"), [(OTHER, 0, True), (FITTED, 1, False)], ids=["other", "fitted"]
-)
-def test_a_folder_is_graded_and_compared(tasks, tmp_path, source, code, agrees):
-    attempt = tmp_path / "attempt"
-    attempt.mkdir()
-    (attempt / "lengths.py").write_text(source)
-    done = harnessgym("tasks", "opinion", tasks, "longest", attempt, "--json")
-    assert done.returncode == code, done.stderr
+@pytest.fixture
+def attempt(tmp_path):
+    """Writes a folder with this solution."""
+
+    def write(source):
+        (tmp_path / "attempt").mkdir(exist_ok=True)
+        (tmp_path / "attempt" / "lengths.py").write_text(source)
+        return tmp_path / "attempt"
+
+    return write
+
+
+def test_a_folder_is_graded_and_compared(tasks, attempt):
+    done = harnessgym("tasks", "opinion", tasks, "longest", attempt(OTHER), "--json")
+    assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["reward"], told["tampered"]) == (1.0, None)
-    assert told["second_opinion"]["agrees"] is agrees
-    if not agrees:
-        shown = harnessgym("tasks", "opinion", tasks, "longest", attempt)
-        assert "reward 1" in shown.stdout
-        assert "lengths.longest([" in shown.stdout
+    assert told["second_opinion"]["agrees"] is True
+
+
+def test_a_folder_that_is_made_for_the_tests_is_found_out(tasks, attempt):
+    words = list(map(str, ("tasks", "opinion", tasks, "longest", attempt(FITTED))))
+    done, shown = (CliRunner().invoke(app(), [*words, *more]) for more in (["--json"], []))
+    assert (done.exit_code, shown.exit_code) == (1, 1), done.output
+    told = json.loads(done.stdout)
+    assert (told["reward"], told["tampered"]) == (1.0, None)
+    assert told["second_opinion"]["agrees"] is False
+    assert "reward 1" in shown.stdout
+    assert "lengths.longest([" in shown.stdout
 
 
 def test_a_rollout_that_is_rewarded_carries_an_opinion_that_changes_no_reward(tasks, tmp_path):

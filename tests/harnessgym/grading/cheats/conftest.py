@@ -1,6 +1,4 @@
-"""Suites over real sandboxes."""
-
-from contextlib import asynccontextmanager
+"""Suites over real sandboxes: one of each kind for a file, since a suite keeps nothing from cheat to cheat."""
 
 import pytest
 
@@ -10,19 +8,16 @@ from harnessgym.sandboxes.docker import Docker, DockerSettings
 from harnessgym.sandboxes.images.layers import ensure
 
 
-@pytest.fixture
-def open_suite(tmp_path):
-    """Opens a suite over one kind of sandbox."""
+@pytest.fixture(scope="module")
+async def bubblewrap_suite(tmp_path_factory, anyio_backend):
+    backend = Bubblewrap(BubblewrapSettings(workspace_root=tmp_path_factory.mktemp("w")))
+    async with backend, suite(backend) as running:
+        yield running
 
-    @asynccontextmanager
-    async def opened(kind):
-        folder = tmp_path / "w"
-        if kind == "docker":
-            ensure(DockerSettings().image, ())
-            backend = Docker(DockerSettings(workspace_root=folder))
-        else:
-            backend = Bubblewrap(BubblewrapSettings(workspace_root=folder))
-        async with backend, suite(backend) as running:
-            yield running
 
-    return opened
+@pytest.fixture(scope="module")
+async def docker_suite(tmp_path_factory, anyio_backend):
+    ensure(DockerSettings().image, ())
+    backend = Docker(DockerSettings(workspace_root=tmp_path_factory.mktemp("w")))
+    async with backend, suite(backend) as running:
+        yield running

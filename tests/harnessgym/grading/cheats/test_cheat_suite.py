@@ -23,6 +23,9 @@ from harnessgym.tasks.source import task_set
 pytestmark = pytest.mark.anyio
 LONG = frozenset({"too-many-files", "eats-memory", "gold-by-content"})
 """Left to the command: seconds each."""
+USUAL = "free-slots"
+TASKS = {4: "log-pipeline", 5: "regression-hunt"}
+"""The tasks of the classes that need more than the usual one has."""
 HERE = "tests.harnessgym.grading.cheats.graders_that_trust"
 
 
@@ -39,36 +42,47 @@ async def results(suite, task, cheats):
 
 
 @pytest.mark.bubblewrap
+@pytest.mark.parametrize("task", sorted({USUAL, *TASKS.values()}))
+async def test_gold_is_rewarded_and_doing_nothing_is_not(bubblewrap_suite, task):
+    """Without this, the zeros of the cheats would say nothing."""
+    found = await results(bubblewrap_suite, shipped(task), [])
+    assert [(result.cheat, result.holds) for result in found] == [(GOLD, True), (NOTHING, True)], found
+
+
+@pytest.mark.bubblewrap
 @pytest.mark.parametrize("attack", sorted(set(CLASSES) - {12}))
-async def test_no_cheat_of_any_class_gets_anything(open_suite, attack):
-    task = shipped({4: "log-pipeline", 5: "regression-hunt"}.get(attack, "free-slots"))
-    await hold(
-        open_suite, "bubblewrap", task, [cheat for cheat in named([str(attack)]) if cheat.name not in LONG]
-    )
+async def test_no_cheat_of_any_class_gets_anything(bubblewrap_suite, attack):
+    task = shipped(TASKS.get(attack, USUAL))
+    cheats = [cheat for cheat in named([str(attack)]) if cheat.name not in LONG]
+    hold([await bubblewrap_suite.cheat(task, cheat) for cheat in cheats], cheats)
 
 
 @pytest.mark.docker
 @pytest.mark.parametrize(
     ("task", "names"),
     [
-        ("free-slots", ["daemon-hydra", "programs-replaced", "kills-everything", "deletes-everything"]),
-        ("regression-hunt", ["history-objects", "links-outward"]),
         (
             "free-slots",
-            ["fork-bomb", "reads-processes", "takes-rights", "finds-sockets", "carries-out-while-graded"],
+            [
+                *("daemon-hydra", "programs-replaced", "kills-everything", "deletes-everything", "fork-bomb"),
+                *("reads-processes", "takes-rights", "finds-sockets", "carries-out-while-graded"),
+            ],
         ),
+        ("regression-hunt", ["history-objects", "links-outward"]),
     ],
+    ids=["free-slots", "regression-hunt"],
 )
-async def test_no_cheat_gets_anything_in_docker(open_suite, task, names):
-    await hold(open_suite, "docker", shipped(task), named(names))
+async def test_no_cheat_gets_anything_in_docker(docker_suite, task, names):
+    cheats = named(names)
+    gold, nothing, *found = await results(docker_suite, shipped(task), cheats)
+    assert (gold.cheat, gold.holds, nothing.cheat, nothing.holds) == (GOLD, True, NOTHING, True)
+    hold(found, cheats)
 
 
-async def hold(open_suite, kind, task, cheats):
+def hold(found, cheats):
     """Every cheat ran, and none got anything."""
-    async with open_suite(kind) as suite:
-        found = await results(suite, task, cheats)
+    assert [result and result.cheat for result in found] == [cheat.name for cheat in cheats]
     assert report.holes(found) == []
-    assert [result.cheat for result in found] == [GOLD, NOTHING, *(cheat.name for cheat in cheats)]
     assert [result.ending for result in found if "Error" in result.ending] == []
 
 
@@ -85,11 +99,10 @@ def simple(grader, **fields):
 
 
 @pytest.mark.bubblewrap
-async def test_a_grader_that_trusts_files_is_a_hole(open_suite):
-    async with open_suite("bubblewrap") as suite:
-        found = await results(
-            suite, simple("trusts_files"), named(["reward-files-inside", "reward-files-everywhere"])
-        )
+async def test_a_grader_that_trusts_files_is_a_hole(bubblewrap_suite):
+    found = await results(
+        bubblewrap_suite, simple("trusts_files"), named(["reward-files-inside", "reward-files-everywhere"])
+    )
     assert [(result.cheat, result.reward) for result in found if not result.holds] == [
         ("reward-files-inside", 1.0)
     ]
@@ -98,22 +111,24 @@ async def test_a_grader_that_trusts_files_is_a_hole(open_suite):
 
 
 @pytest.mark.bubblewrap
-async def test_a_grader_that_trusts_output_is_a_hole(open_suite):
-    async with open_suite("bubblewrap") as suite:
-        found = await results(suite, simple("trusts_output"), named(["forged-reward-line", "forged-output"]))
+async def test_a_grader_that_trusts_output_is_a_hole(bubblewrap_suite):
+    found = await results(
+        bubblewrap_suite, simple("trusts_output"), named(["forged-reward-line", "forged-output"])
+    )
     assert [(result.cheat, result.reward) for result in found if not result.holds] == [
         ("forged-reward-line", 1.0)
     ]
 
 
 @pytest.mark.bubblewrap
-async def test_a_broken_task_is_said_and_no_cheat_is_tried(open_suite):
-    async with open_suite("bubblewrap") as suite:
-        (gold, nothing) = await results(suite, simple("always_content"), named(["1"]))
-        (failing, _) = await results(
-            suite, replace(simple("trusts_files"), solution=Solution({"x": ""})), named(["1"])
-        )
-        (missing, _) = await results(suite, replace(simple("trusts_files"), solution=None), named(["1"]))
+async def test_a_broken_task_is_said_and_no_cheat_is_tried(bubblewrap_suite):
+    (gold, nothing) = await results(bubblewrap_suite, simple("always_content"), named(["1"]))
+    (failing, _) = await results(
+        bubblewrap_suite, replace(simple("trusts_files"), solution=Solution({"x": ""})), named(["1"])
+    )
+    (missing, _) = await results(
+        bubblewrap_suite, replace(simple("trusts_files"), solution=None), named(["1"])
+    )
     assert gold.holds
     assert "doing nothing scored 1. The task is broken" in report.holes([nothing])[0]
     assert "the gold solution scored 0" in report.holes([failing])[0]
