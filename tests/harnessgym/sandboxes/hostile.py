@@ -74,7 +74,7 @@ def files_of_the_other():
     names = []
     for top in ("/", HOST_ROOT):
         for folder, folders, files in os.walk(top):
-            if folder in ("/proc", "/usr", "/sys"):
+            if folder in ("/proc", "/usr", "/sys", sys.prefix, sys.base_prefix):
                 folders.clear()
             names += [os.path.join(folder, name) for name in files if name == f"secret-{OTHER}"]
     return names
@@ -89,12 +89,15 @@ def connects(address, family=socket.AF_INET):
 
 
 def open_ports():
-    """Every port of the loopback device that answers. One socket serves until a port does."""
+    """Every port of the loopback device that answers. One socket serves until a port does not refuse it."""
     ports = []
     probe = socket.socket()
     for port in range(1, 65536):
         probe.settimeout(1)
-        if probe.connect_ex(("127.0.0.1", port)) != errno.ECONNREFUSED:
+        error = probe.connect_ex(("127.0.0.1", port))
+        if error == errno.ECONNABORTED:  # of the port that refused before: this one was not asked
+            error = probe.connect_ex(("127.0.0.1", port))
+        if error != errno.ECONNREFUSED:
             if connects(("127.0.0.1", port)):
                 ports.append(port)
             probe.close()
