@@ -1,7 +1,7 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harnessgym.metrics.interval import Interval, mean_with_interval, paired_difference, share_with_interval
@@ -9,6 +9,7 @@ from harnessgym.metrics.interval import Interval, mean_with_interval, paired_dif
 REWARDS = st.lists(st.floats(0, 1), min_size=2, max_size=30)
 
 
+@settings(max_examples=30)
 @given(REWARDS)
 def test_the_interval_is_around_the_mean_and_within_the_values(values):
     found = mean_with_interval(values)
@@ -36,7 +37,7 @@ def test_about_nineteen_of_twenty_intervals_hold_the_truth():
     draw = random.Random(2)
     held = 0
     for trial in range(120):
-        found = mean_with_interval([float(draw.random() < 0.4) for _ in range(60)], trial)
+        found = mean_with_interval([float(draw.random() < 0.4) for _ in range(30)], trial)
         held += found.low <= 0.4 <= found.high
     assert 0.88 <= held / 120 <= 1.0
 
@@ -68,6 +69,7 @@ def test_the_interval_is_the_same_every_time():
     assert paired_difference(*values) == paired_difference(*values)
 
 
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=20))
 def test_the_other_way_round_it_is_the_opposite(pairs):
     before, after = zip(*pairs, strict=True)

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from harnessgym.cli import main
+
 
 def run(*words):
     return subprocess.run(
@@ -43,13 +45,21 @@ def test_a_broken_task_is_exit_status_1(tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--tasks", "nowhere"], "There are no tasks 'nowhere'"),
         (["--tasks", "shell", "--cheat", "x"], "There is no cheat 'x'"),
         (["--tasks", "shell", "--sandbox", "process"], "does not offer"),
     ],
 )
-def test_errors_are_one_message(words, says):
-    done = run(*words)
+def test_errors_are_one_message(words, says, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["cheats", *words])
+    assert ended.value.code == 2
+    printed = capsys.readouterr().err
+    assert says in printed
+    assert "Traceback" not in printed
+
+
+def test_an_error_of_the_process_is_one_message():
+    done = run("--tasks", "nowhere")
     assert done.returncode == 2
-    assert says in done.stderr
+    assert "There are no tasks 'nowhere'" in done.stderr
     assert "Traceback" not in done.stderr
