@@ -63,6 +63,8 @@ class GeminiCli:
             "GEMINI_API_KEY": endpoint.key,
             "GOOGLE_GEMINI_BASE_URL": endpoint.gemini_url,
             "GEMINI_CLI_TRUST_WORKSPACE": "true",
+            # Else it starts itself a second time, only for a larger heap.
+            "GEMINI_CLI_NO_RELAUNCH": "true",
         }
         argv = (
             "gemini",

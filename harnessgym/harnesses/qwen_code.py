@@ -51,6 +51,8 @@ class QwenCode:
             "OPENAI_BASE_URL": endpoint.openai_url,
             "OPENAI_API_KEY": endpoint.key,
             "OPENAI_MODEL": self._config.model or endpoint.model,
+            # Else it starts itself once more, only for a larger heap.
+            "QWEN_CODE_NO_RELAUNCH": "true",
         }
         argv = ("qwen", "--yolo", "--auth-type", "openai", "--prompt", task.instruction)
         return self._program.launch(task, argv, env=env, files={".qwen/settings.json": json.dumps(_SETTINGS)})
