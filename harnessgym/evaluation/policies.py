@@ -24,6 +24,7 @@ import httpx
 from harnessgym.config import Config, nearest
 from harnessgym.engine_timeouts import timeouts_of
 from harnessgym.errors import ConfigError, HarnessGymError, PolicyError
+from harnessgym.proxy_client import trust_for
 from harnessgym.registry import load
 from harnessgym.run_config.run import HarnessSection, RunConfig
 from harnessgym.run_folder import RunFolder
@@ -169,7 +170,7 @@ class OwnEngine:
 
     async def ready(self) -> None:
         """Wait until it serves, however long the model loads. Raises `PolicyError` if it ends first."""
-        async with httpx.AsyncClient(timeout=_ANSWER_S, trust_env=False) as http:
+        async with httpx.AsyncClient(timeout=_ANSWER_S, trust_env=False, verify=trust_for(self.url)) as http:
             while not self._children.exited():
                 try:
                     if (await http.get(f"{self.url}/health")).is_success:

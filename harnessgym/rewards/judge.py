@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from harnessgym.config import Config
 from harnessgym.errors import RewardError
 from harnessgym.harness import SideCallRule
-from harnessgym.proxy_client import ControlClient
+from harnessgym.proxy_client import ControlClient, trust_for
 from harnessgym.reward import Need, RewardContext, Score
 from harnessgym.run_config.session import SessionOptions
 from harnessgym.traces.transcript import Transcript
@@ -110,7 +110,9 @@ class Judge:
             if url is None:
                 raise RewardError("The proxy listens on no TCP port, where a judge could be asked.")
             body = {"model": _JUDGE, "messages": [{"role": "user", "content": prompt}]}
-            async with httpx.AsyncClient(timeout=self._settings.timeout_s, trust_env=False) as http:
+            async with httpx.AsyncClient(
+                timeout=self._settings.timeout_s, trust_env=False, verify=trust_for(url)
+            ) as http:
                 answered = await http.post(f"{url}/s/{session.key}/v1/chat/completions", json=body)
         except httpx.HTTPError as error:
             raise RewardError(f"The judge {self._settings.model} gave no answer: {error!r}.") from error

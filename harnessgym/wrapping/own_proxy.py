@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 
 from harnessgym.engine_timeouts import EngineTimeouts, timeouts_of
 from harnessgym.errors import ConfigError, HarnessGymError
+from harnessgym.proxy_client import trust_for
 from harnessgym.run_folder import RunFolder
 from harnessgym.store import TraceStore, policies, runs, workers
 from harnessgym.store.policies import PolicyVersion
@@ -80,7 +81,7 @@ def _engine(kind: str, url: str, policy: Path | None, max_length: int | None) ->
     """
     url = url.rstrip("/").removesuffix("/v1")
     try:
-        with httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as http:
+        with httpx.Client(timeout=_TIMEOUT_S, trust_env=False, verify=trust_for(url)) as http:
             card = http.get(f"{url}/v1/models").raise_for_status().json()["data"][0]
     except (httpx.HTTPError, ValueError, LookupError) as error:
         raise ConfigError(

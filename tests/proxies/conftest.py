@@ -11,7 +11,7 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from harnessgym.proxy_client import ControlClient, OpenedSession
+from harnessgym.proxy_client import ControlClient, OpenedSession, trust_for
 from harnessgym.store import calls, policies, rollouts, runs
 from harnessgym.store.calls import RecordedCall, Segment
 from harnessgym.store.tables import calls as calls_table
@@ -149,7 +149,7 @@ def make_world(tmp_path: Path, language: PolicyLanguage) -> MakeWorld:
             (row,) = store.write(lambda conn: rollouts.claim(conn, run_id, "node", 60.0, 1))
             fields = {"port": 0, "control_port": 0, "max_length": 4_000, "worker_wait_s": 5.0, **options}
             settings = ProxySettings(store=store.url, run_id=run_id, policy=POLICY, control_key=KEY, **fields)
-            async with httpx.AsyncClient(timeout=120.0, trust_env=False) as http:
+            async with httpx.AsyncClient(timeout=120.0, trust_env=False, verify=trust_for("http:")) as http:
                 world = World(store, settings, row.id, language, upstreams or {}, http)
                 if upstreams is None:
                     world.upstreams = {"w0": ScriptedUpstream([world.text(answer) for answer in answers])}

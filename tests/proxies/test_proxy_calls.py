@@ -11,6 +11,7 @@ import httpx
 import pytest
 from sqlalchemy import select
 
+from harnessgym.proxy_client import trust_for
 from harnessgym.store import bodies
 from harnessgym.store import calls as call_rows
 from harnessgym.store.tables import calls as calls_table
@@ -271,7 +272,7 @@ async def leave_early(world: World, key: str, *, stream: bool = False) -> None:
     """Ask, and close the connection before the engine has said anything."""
     upstream = scripted(world)
     upstream.gate.clear()
-    async with httpx.AsyncClient(trust_env=False) as impatient:
+    async with httpx.AsyncClient(trust_env=False, verify=trust_for("http:")) as impatient:
         body = {"model": "m", "messages": HI, "stream": stream}
         with pytest.raises(httpx.ReadTimeout):
             await impatient.post(f"{world.proxy.url}/s/{key}/v1/chat/completions", json=body, timeout=0.3)
@@ -335,7 +336,9 @@ async def test_of_a_hundred_calls_at_once_every_retry_is_the_same_call(
             return sum(len(call.listeners) for call in loaded.live.values())
 
         scripted(world).gate.clear()
-        async with httpx.AsyncClient(trust_env=False, limits=httpx.Limits(), timeout=120.0) as http:
+        async with httpx.AsyncClient(
+            trust_env=False, verify=trust_for("http:"), limits=httpx.Limits(), timeout=120.0
+        ) as http:
             first = [asyncio.create_task(http.post(url, json=body)) for body in asked]
             await until(lambda: len(scripted(world).asked) == listening() == 100)
             if not waits:
@@ -364,7 +367,7 @@ async def test_a_call_nobody_waits_for_ends_after_its_grace_time(make_world: Mak
         await world.stop()
         await world.start()
         session = await world.open()
-        async with httpx.AsyncClient(trust_env=False) as impatient:
+        async with httpx.AsyncClient(trust_env=False, verify=trust_for("http:")) as impatient:
             body = {"model": "m", "messages": HI}
             with pytest.raises(httpx.ReadTimeout):
                 await impatient.post(

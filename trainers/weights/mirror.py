@@ -20,6 +20,7 @@ import xxhash
 from pydantic import TypeAdapter, ValidationError
 
 from harnessgym.errors import PolicyError, TransferError
+from harnessgym.proxy_client import trust_for
 from trainers.weights.chain import chain_of, read_version
 from trainers.weights.manifest import (
     DELTA,
@@ -54,7 +55,11 @@ class Mirror:
         """Bytes of data files that were received, including discarded ones."""
         headers = {"authorization": f"Bearer {settings.key}", "accept-encoding": "identity"}
         self._http = httpx.Client(
-            base_url=settings.url, headers=headers, timeout=settings.timeout_s, trust_env=False
+            base_url=settings.url,
+            headers=headers,
+            timeout=settings.timeout_s,
+            trust_env=False,
+            verify=trust_for(settings.url),
         )
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from harnessgym.cli.traces import app
 from harnessgym.harness import SideCallRule
 from harnessgym.outcome.failure import StopReason
+from harnessgym.proxy_client import trust_for
 from harnessgym.run_config.session import SessionOptions
 from harnessgym.store import TraceStore, ledger, policies, rewards, rollouts, runs
 from harnessgym.store.advantages import AdvantageRange
@@ -180,7 +181,7 @@ async def record(path: Path) -> Recorded:
             control_port=0,
             max_length=4_000,
         )
-        async with httpx.AsyncClient(timeout=60.0, trust_env=False) as http:
+        async with httpx.AsyncClient(timeout=60.0, trust_env=False, verify=trust_for("http:")) as http:
             world = World(store, settings, claimed[0].id, language, {}, http)
             said = [*answers("Seven."), *answers("Still seven.")]
             world.upstreams = {"w0": ScriptedUpstream([world.text(answer) for answer in said])}

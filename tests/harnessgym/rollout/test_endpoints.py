@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from harnessgym.errors import ConfigError
+from harnessgym.proxy_client import trust_for
 from harnessgym.rollout.endpoints import Endpoints, served
 from harnessgym.run_folder import RunFolder
 from harnessgym.store import rollouts, runs
@@ -36,7 +37,7 @@ def make_served(make_line):
             async with served(endpoints, "127.0.0.1:0") as url:
                 headers = {"authorization": "Bearer the-key"}
                 async with httpx.AsyncClient(
-                    base_url=url, headers=headers, trust_env=False, timeout=60.0
+                    base_url=url, headers=headers, trust_env=False, verify=trust_for("http:"), timeout=60.0
                 ) as http:
                     try:
                         yield line, http

@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from harnessgym.proxy_client import ControlClient
+from harnessgym.proxy_client import ControlClient, trust_for
 from harnessgym.rollout.endpoints import Endpoints, served
 from harnessgym.rollout.node import Node
 from harnessgym.rollout.pipeline import Pipeline
@@ -51,7 +51,7 @@ async def serving(url, folder, config):
                 ) as at:
                     headers = {"authorization": "Bearer the-key"}
                     async with httpx.AsyncClient(
-                        base_url=at, headers=headers, trust_env=False, timeout=60.0
+                        base_url=at, headers=headers, trust_env=False, verify=trust_for("http:"), timeout=60.0
                     ) as http:
                         yield http
                         assert not running.done() or running.result()

@@ -14,7 +14,7 @@ from itertools import pairwise
 import httpx
 import pytest
 
-from harnessgym.proxy_client import ControlClient
+from harnessgym.proxy_client import ControlClient, trust_for
 from harnessgym.store import TraceStore, leases, policies, rollouts, runs
 from harnessgym.store.rollouts import GroupSpec
 from harnessgym.task import Task
@@ -133,7 +133,7 @@ def holdings(said):
 
 async def talk(proxies, rollout_id, conversations, train):
     """Four conversations at each proxy, for as long as the trainers run."""
-    async with httpx.AsyncClient(timeout=30, trust_env=False) as http:
+    async with httpx.AsyncClient(timeout=30, trust_env=False, verify=trust_for("http:")) as http:
         enough = asyncio.Event()
         for proxy in proxies:
             async with ControlClient(proxy.control_url, KEY) as control:

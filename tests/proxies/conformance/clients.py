@@ -16,6 +16,7 @@ import openai
 from google.genai import types as google_types
 
 from harnessgym.message import Message, ToolCall, ToolSpec
+from harnessgym.proxy_client import trust_for
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,28 @@ class Client(Protocol):
         ...
 
 
+_PLAIN = {"verify": trust_for("http:")}
+"""Options of the SDKs' HTTP clients: loading certificates for each takes longer than the test."""
+
+
+def openai_at(url: str, key: str) -> openai.AsyncOpenAI:
+    """The SDK as its users have it."""
+    http = openai.DefaultAsyncHttpxClient(**_PLAIN)
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, http_client=http)
+
+
+def anthropic_at(url: str, key: str) -> anthropic.AsyncAnthropic:
+    """The SDK as its users have it."""
+    http = anthropic.DefaultAsyncHttpxClient(**_PLAIN)
+    return anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=0, http_client=http)
+
+
 class OpenAIChat:
     protocol, refused, siblings, chats = "chat", openai.BadRequestError, True, True
     _FINISH: Mapping[str, str] = {}
 
     async def ask(self, url: str, key: str, asked: Asked, *, stream: bool) -> Reply:
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+        async with openai_at(url, key) as client:
             options: dict[str, Any] = {"n": asked.n} if asked.n > 1 else {}
             options |= {"tools": [tool.to_template() for tool in asked.tools]} if asked.tools else {}
             options |= {"stop": list(asked.stop)} if asked.stop else {}
@@ -129,7 +146,7 @@ class OpenAIResponses:
     protocol, refused, siblings, chats = "responses", openai.BadRequestError, False, True
 
     async def ask(self, url: str, key: str, asked: Asked, *, stream: bool) -> Reply:
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+        async with openai_at(url, key) as client:
             options: dict[str, Any] = (
                 {"tools": [_response_tool(tool) for tool in asked.tools]} if asked.tools else {}
             )
@@ -188,7 +205,7 @@ class AnthropicMessages:
     }
 
     async def ask(self, url: str, key: str, asked: Asked, *, stream: bool) -> Reply:
-        async with anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=0) as client:
+        async with anthropic_at(url, key) as client:
             options: dict[str, Any] = (
                 {"tools": [_anthropic_tool(tool) for tool in asked.tools]} if asked.tools else {}
             )
@@ -229,7 +246,10 @@ class GoogleGenerateContent:
     _FINISH: Mapping[str, str] = {"STOP": "stop", "MAX_TOKENS": "length"}
 
     async def ask(self, url: str, key: str, asked: Asked, *, stream: bool) -> Reply:
-        client = google.genai.Client(api_key=key, http_options=google_types.HttpOptions(base_url=url))
+        client = google.genai.Client(
+            api_key=key,
+            http_options=google_types.HttpOptions(base_url=url, client_args=_PLAIN, async_client_args=_PLAIN),
+        )
         system = "\n".join(message.content for message in asked.messages if message.role == "system")
         declared = [
             google_types.FunctionDeclaration(
@@ -292,7 +312,7 @@ class OpenAICompletions:
     protocol, refused, siblings, chats = "completions", openai.BadRequestError, True, False
 
     async def ask(self, url: str, key: str, asked: Asked, *, stream: bool) -> Reply:
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+        async with openai_at(url, key) as client:
             prompt = "".join(message.content for message in asked.messages)
             options: dict[str, Any] = {"n": asked.n} if asked.n > 1 else {}
             options |= {"stop": list(asked.stop)} if asked.stop else {}

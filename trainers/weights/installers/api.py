@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from harnessgym.errors import UpstreamError, UpstreamLost, UpstreamSilent
-from harnessgym.proxy_client import Closing
+from harnessgym.proxy_client import Closing, trust_for
 from harnessgym.store.policies import PolicyVersion
 
 QUICK_S = 15.0
@@ -44,7 +44,7 @@ class EngineApi(Closing):
         self.quick_s = quick_s
         self._timeout_s = timeout_s
         self._alive = alive
-        self._http = httpx.AsyncClient(base_url=address, trust_env=False)
+        self._http = httpx.AsyncClient(base_url=address, trust_env=False, verify=trust_for(address))
 
     async def ask(
         self,
