@@ -1,6 +1,7 @@
 """The two lookup harnesses: the real programs and SDKs against a scripted provider."""
 
 import importlib.util
+import io
 import json
 import os
 import random
@@ -8,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import redirect_stdout
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
@@ -32,6 +35,7 @@ CALLS = [
 BROKEN = [("find", '{"name": '), ("find", "[]"), ("find", '"x"'), ("find", "")]
 
 
+@cache
 def module(name):
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     loaded = importlib.util.module_from_spec(spec)
@@ -158,19 +162,36 @@ def messages(turn, stream):
     ).encode(), "text/event-stream"
 
 
-def run(name, turns, folder, *options):
+def run_program(name, folder, options, env):
+    """Runs an example as a process of its own and returns what it prints."""
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *options]
+    done = subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run_main(name, folder, options, env):
+    """Runs an example's `main` in this process: a process pays seconds for importing its SDK."""
+    stdout = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout):
+        patch.chdir(folder)
+        patch.setattr(os, "environ", env)
+        patch.setattr(sys, "argv", [f"{name}.py", *options])
+        module(name).main()
+    return stdout.getvalue()
+
+
+def run(name, turns, folder, *options, start=run_main):
     (folder / protocol.CATALOG_FILE).write_text(TASK.files[protocol.CATALOG_FILE])
     (folder / "instruction.txt").write_text(TASK.instruction)
     with Provider(turns) as provider:
         url = f"http://127.0.0.1:{provider.server_address[1]}"
         env = {"PATH": os.environ["PATH"], "OPENAI_BASE_URL": f"{url}/v1", "ANTHROPIC_BASE_URL": url}
         env |= {"OPENAI_API_KEY": "k-1", "ANTHROPIC_API_KEY": "k-1"}
-        command = [sys.executable, str(EXAMPLES / f"{name}.py"), *options]
-        done = subprocess.run(
-            command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False
-        )
-    assert done.returncode == 0, done.stderr
-    return provider.requests, (folder / protocol.ANSWER_FILE).read_text(), done.stdout
+        log = start(name, folder, options, env)
+    return provider.requests, (folder / protocol.ANSWER_FILE).read_text(), log
 
 
 def results(name, request):
@@ -188,13 +209,12 @@ def expected(calls):
 
 
 BOTH = pytest.mark.parametrize("name", ["lookup_openai", "lookup_anthropic"])
-STREAM = pytest.mark.parametrize("options", [(), ("--stream",)])
 
 
 @BOTH
-@STREAM
-def test_tools_are_called_and_the_answer_is_written(name, options, tmp_path):
-    requests, answer, log = run(name, [CALLS[:1], CALLS[1:], " 47\n"], tmp_path, *options)
+@pytest.mark.parametrize(("start", "options"), [(run_program, ()), (run_main, ()), (run_main, ("--stream",))])
+def test_tools_are_called_and_the_answer_is_written(name, start, options, tmp_path):
+    requests, answer, log = run(name, [CALLS[:1], CALLS[1:], " 47\n"], tmp_path, *options, start=start)
     assert [len(results(name, body)) for _, _, body in requests] == [0, 1, len(CALLS)]
     assert results(name, requests[-1][2]) == expected(CALLS)
     assert answer == "47"
@@ -203,7 +223,7 @@ def test_tools_are_called_and_the_answer_is_written(name, options, tmp_path):
 
 
 @BOTH
-@STREAM
+@pytest.mark.parametrize("options", [(), ("--stream",)])
 def test_each_request_continues_the_one_before(name, options, tmp_path):
     requests, _, _ = run(name, [CALLS[:1], CALLS[1:3], "done"], tmp_path, *options)
     bodies = [body for _, _, body in requests]
