@@ -1,12 +1,14 @@
 """The shipped policy folder: its template continues what it rendered before, and other tools can load it."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
@@ -19,13 +21,17 @@ TOKENIZER = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
 CONTENT = st.text(st.characters(codec="utf-8"), max_size=20)
 
 
+@cache
+def template() -> Template:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    return environment.from_string((FOLDER / "chat_template.jinja").read_text())
+
+
 def render(
     messages: list[dict[str, Any]], *, generate: bool = False, tools: list[dict[str, Any]] | None = None
 ) -> str:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
-    template = environment.from_string((FOLDER / "chat_template.jinja").read_text())
-    return template.render(
+    return template().render(
         messages=messages, tools=TOOLS if tools is None else tools, add_generation_prompt=generate
     )
 
