@@ -1,9 +1,9 @@
 """Imports modules and collects tests of a workspace, and says what came of it.
 
 Runs in a fresh sandbox as `python3 -I -B -c <this text>` in the repository, with the job on stdin: `{"nonce",
-"roots", "modules", "files"}`. The roots come last on `sys.path`; each import has a process of its own. The
-test files are laid into a new folder, and collected without any configuration of the workspace. Answers leave
-on a private descriptor, a line each: the nonce, then JSON in hexadecimal.
+"pycache_prefix", "roots", "modules", "files"}`. The roots come last on `sys.path`; each import has a process
+of its own. The test files are laid into a new folder, and collected without any configuration of the
+workspace. Answers leave on a private descriptor, a line each: the nonce, then JSON in hexadecimal.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ def main() -> None:
             line = line[os.write(out, line) :]
 
     say(began=True)
+    # The workspace is no part of `sys.path` until here, so pytest is the interpreter's own.
+    sys.pycache_prefix = job["pycache_prefix"]
     sys.path += job["roots"]
     for module in job["modules"]:
         child = os.fork()

@@ -1,5 +1,7 @@
 """Programs run in a real sandbox: their own lines are told from those of others."""
 
+from importlib.resources import files
+
 import pytest
 
 from harnessgym.grading.differential.suite import Probe, probe, program
@@ -67,3 +69,47 @@ line(ended=True)
     assert run.lines == (BEGAN, {"case": 0, "sent": [1, "é"]}, ENDED)
     assert run.foreign == 4
     assert (run.began, run.ended, run.forged) == (True, True, True)
+
+
+STALE = """
+import importlib.util, os, py_compile
+compiled = importlib.util.cache_from_source("thing.py")
+py_compile.compile("thing.py", compiled, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+os.truncate("thing.py", 0)
+"""
+CALLED = {"module": "thing", "function": "f", "new": None, "args": [], "kwargs": {}}
+JOBS = {
+    "comparing": {"roots": ["."], "cases": [CALLED], "case_s": 1.0, "hangs": 1},
+    "tracing": {
+        "roots": ["."],
+        "files": {"test_thing.py": "import thing\ndef test_it(): pass\n"},
+        "order": ["test_thing.py"],
+        "targets": {},
+        "classes": {},
+        "most": 1,
+    },
+    "loading": {"roots": ["."], "modules": ["thing"], "files": {}},
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", JOBS)
+async def test_a_compiled_file_that_does_not_match_its_source_is_not_imported(name, tmp_path, anyio_backend):
+    """The compiled file raises, and the source is empty."""
+    loading = files("environments.setup_tasks") / "loading.py"
+    text = loading.read_text() if name == "loading" else program(name)
+    settings = ProcessSettings(workspace_root=tmp_path / "w")
+    async with ProcessBackend(settings) as backend, backend.open(Limits()) as sandbox:
+        await sandbox.write("thing.py", b"raise RuntimeError('compiled before')")
+        made = await sandbox.exec(["python3", "-c", STALE])
+        assert made.ok, made.stderr
+        asked = await sandbox.exec(["python3", "-c", "import thing"])
+        assert b"compiled before" in asked.stderr
+        run = await probe(sandbox, text, {"encoding": program("encoding"), **JOBS[name]}, 20.0)
+    assert run.ended, run
+    assert "compiled before" not in str(run)
+    assert {
+        "comparing": any(line.get("imported") for line in run.lines),
+        "tracing": {"test": "test_thing.py::test_it", "passed": True} in run.lines,
+        "loading": {"module": "thing", "problem": ""} in run.lines,
+    }[name], run
