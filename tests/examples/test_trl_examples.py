@@ -15,7 +15,7 @@ from harnessgym.store import TraceStore, ledger, policies, runs, workers
 from harnessgym.traces.verification.verify import verify
 
 ROOT = Path(__file__).parents[2]
-STEPS = 3
+STEPS = 2
 
 
 @pytest.mark.parametrize(
