@@ -8,7 +8,7 @@ import pytest
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from environments.agents import GoldAgent, play
@@ -31,11 +31,26 @@ def make(**options):
     return gymnasium.make(ID, **{"tasks": FEW, **options})
 
 
-def program(tmp_path, text):
-    """A harness of the test's own."""
-    path = tmp_path / "program.py"
-    path.write_text(textwrap.dedent(text))
-    return {"argv": ["python", str(path)]}
+@pytest.fixture(scope="module")
+def plain():
+    """The environment as it comes, with one proxy for every test that changes nothing about it."""
+    env = make()
+    yield env
+    env.close()
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """The file with the harness of `programmed`; a test writes it before it resets."""
+    return tmp_path_factory.mktemp("program") / "program.py"
+
+
+@pytest.fixture(scope="module")
+def programmed(program):
+    """An environment whose harness is a program of the test's own."""
+    env = make(harness_settings={"argv": ["python", str(program)]})
+    yield env
+    env.close()
 
 
 @pytest.mark.bubblewrap
@@ -69,10 +84,8 @@ def test_the_request_is_what_is_seen_and_the_completion_what_is_done(tmp_path):
 
 
 @pytest.mark.bubblewrap
-def test_requests_at_the_same_time_come_one_by_one_in_their_order(tmp_path):
-    settings = program(
-        tmp_path,
-        """
+def test_requests_at_the_same_time_come_one_by_one_in_their_order(program, programmed):
+    text = """
         import json, os, threading, time, urllib.request
         url, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
         said = {}
@@ -88,9 +101,9 @@ def test_requests_at_the_same_time_come_one_by_one_in_their_order(tmp_path):
             agent.join()
         open("said.json", "w").write(json.dumps(said, sort_keys=True))
         ask(json.dumps(said, sort_keys=True))
-        """,
-    )
-    env = make(harness_settings=settings)
+        """
+    program.write_text(textwrap.dedent(text))
+    env = programmed
     seen, info = env.reset(options=PLAIN)
     asked, waiting = [], []
     for _ in range(3):
@@ -103,12 +116,11 @@ def test_requests_at_the_same_time_come_one_by_one_in_their_order(tmp_path):
     told = json.loads(json.loads(seen)["messages"][0]["content"])
     assert told == {name: f"answer to {name}" for name in "abc"}
     assert env.step("bye")[2]
-    env.close()
 
 
 @pytest.mark.bubblewrap
-def test_tokens_may_be_given_instead_of_words_and_nonsense_leaves_the_request_waiting():
-    env = make()
+def test_tokens_may_be_given_instead_of_words_and_nonsense_leaves_the_request_waiting(plain):
+    env = plain
     seen, info = env.reset(options=PLAIN)
     for action in (
         '{"token_ids": []}',
@@ -121,13 +133,23 @@ def test_tokens_may_be_given_instead_of_words_and_nonsense_leaves_the_request_wa
         assert told["detail"]
     ids = list(info["prompt_token_ids"][-8:])
     assert env.step(json.dumps({"token_ids": ids, "logprobs": [-0.5] * 8, "version": 0}))[2]
-    env.close()
 
 
 @pytest.mark.bubblewrap
-def test_limits_truncate_without_a_reward_and_end_the_harness():
-    env = make(max_steps=1)
+def test_limits_of_steps_and_of_time_truncate_without_a_reward_and_end_the_harness(program):
+    env = make(harness_settings={"argv": ["python", str(program)]}, max_steps=2, wall_s=10.0)
+    text = """
+        import json, os, time, urllib.request
+        headers = {"authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "content-type": "application/json"}
+        body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "hi"}]}).encode()
+        url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+        for _ in range(CALLS):
+            urllib.request.urlopen(urllib.request.Request(url, body, headers)).read()
+        time.sleep(1000)
+        """
+    program.write_text(textwrap.dedent(text).replace("CALLS", "3"))
     env.reset(options=PLAIN)
+    assert env.step(CALL)[1:4] == (0.0, False, False)
     seen, reward, terminated, truncated, info = env.step(CALL)
     assert (reward, terminated, truncated, info["reason"], info["verdict"]) == (
         0.0,
@@ -137,24 +159,7 @@ def test_limits_truncate_without_a_reward_and_end_the_harness():
         "none",
     )
     assert json.loads(seen)["messages"]
-    env.reset(options=PLAIN)
-    env.close()
-
-
-@pytest.mark.bubblewrap
-def test_a_harness_whose_time_is_up_is_truncated(tmp_path):
-    settings = program(
-        tmp_path,
-        """
-        import json, os, time, urllib.request
-        headers = {"authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "content-type": "application/json"}
-        body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "hi"}]}).encode()
-        url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
-        urllib.request.urlopen(urllib.request.Request(url, body, headers)).read()
-        time.sleep(1000)
-        """,
-    )
-    env = make(harness_settings=settings, wall_s=5.0)
+    program.write_text(textwrap.dedent(text).replace("CALLS", "1"))
     env.reset(options=PLAIN)
     _, reward, terminated, truncated, info = env.step("hello")
     assert (reward, terminated, truncated, info["reason"], info["verdict"]) == (
@@ -164,12 +169,14 @@ def test_a_harness_whose_time_is_up_is_truncated(tmp_path):
         "wall_clock",
         "none",
     )
+    env.reset(options=PLAIN)
     env.close()
 
 
 @pytest.mark.bubblewrap
-def test_a_harness_that_never_asks_is_no_reward(tmp_path):
-    env = make(harness_settings=program(tmp_path, "print('bye')"))
+def test_a_harness_that_never_asks_is_no_reward(program, programmed):
+    program.write_text("print('bye')")
+    env = programmed
     seen, _ = env.reset(options=PLAIN)
     assert seen == "{}"
     _, reward, terminated, truncated, info = env.step("anybody?")
@@ -177,7 +184,6 @@ def test_a_harness_that_never_asks_is_no_reward(tmp_path):
     assert (info["reason"], info["cause"], info["verdict"]) == ("infrastructure", "no_calls", "none")
     assert "bye" in info["detail"]
     env.reset(options=PLAIN)
-    env.close()
 
 
 def end_proxy(env):
@@ -187,20 +193,12 @@ def end_proxy(env):
 
 
 @pytest.mark.bubblewrap
-def test_a_proxy_that_dies_while_the_agent_thinks_hinders_neither_reset_nor_close():
+def test_a_proxy_that_dies_truncates_is_there_again_for_the_next_episode_and_hinders_no_close():
     env = make()
     env.reset(options=PLAIN)
-    end_proxy(env)
+    end_proxy(env)  # while the agent thinks
     seen, _ = env.reset(options=PLAIN)
     assert json.loads(seen)["messages"]
-    end_proxy(env)
-    env.close()
-
-
-@pytest.mark.bubblewrap
-def test_a_proxy_that_dies_truncates_and_is_there_again_for_the_next_episode():
-    env = make()
-    env.reset(options=PLAIN)
     end_proxy(env)
     _, reward, terminated, truncated, info = env.step("hello")
     assert (reward, terminated, truncated, info["reason"]) == (0.0, False, True, "infrastructure")
@@ -208,18 +206,18 @@ def test_a_proxy_that_dies_truncates_and_is_there_again_for_the_next_episode():
     env.reset(options=PLAIN)
     env.step(WRITE)
     assert env.step("Done.")[1:3] == (1.0, True)
+    env.reset(options=PLAIN)
+    end_proxy(env)
     env.close()
 
 
 @pytest.mark.bubblewrap
-def test_gymnasiums_checker_finds_nothing():
-    env = make()
-    check_env(env.unwrapped)
-    env.close()
+def test_gymnasiums_checker_finds_nothing(plain):
+    check_env(plain.unwrapped)
 
 
 @pytest.mark.bubblewrap
-def test_two_at_a_time_and_a_scripted_agent():
+def test_two_at_a_time_and_a_scripted_agent(plain):
     options = {"autoreset_mode": AutoresetMode.SAME_STEP}
     envs = gymnasium.make_vec(ID, num_envs=2, vectorization_mode="async", vector_kwargs=options, tasks=FEW)
     envs.reset(seed=0)
@@ -229,9 +227,7 @@ def test_two_at_a_time_and_a_scripted_agent():
     assert list(infos["final_info"]["verdict"]) == ["valid", "valid"]
     assert all(json.loads(each)["messages"] for each in observations)
     envs.close()
-    env = make()
-    played = play(env, GoldAgent(FEW, harness=True), 4)
-    env.close()
+    played = play(plain, GoldAgent(FEW, harness=True), 4)
     assert (played.rewards, played.stopped) == ([1.0, 1.0], {})
 
 
@@ -258,6 +254,7 @@ MESSAGES = st.lists(
 )
 
 
+@settings(max_examples=40)
 @given(MESSAGES, st.integers(150, 2_000))
 def test_a_request_of_any_size_is_json_that_fits(messages, most):
     call = {"model": "policy", "messages": messages, "tools": [{"name": "t" * 300}], "tool_choice": "auto"}
