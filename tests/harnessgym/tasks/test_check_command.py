@@ -26,7 +26,7 @@ def by_name(done):
     return {row["id"].rpartition("/")[2]: row for row in json.loads(done.stdout)["tasks"]}
 
 
-def test_every_kind_of_fault_is_told_apart(harnessgym, mixed):
+def test_every_kind_of_fault_is_told_apart(harnessgym, here, mixed):
     done = harnessgym("tasks", "check", mixed, "--cheats", "quick", "--repeats", "2", "--json")
     assert done.returncode == 1, done.stderr
     said = json.loads(done.stdout)
@@ -60,7 +60,7 @@ def test_every_kind_of_fault_is_told_apart(harnessgym, mixed):
     assert "malformed/task.toml" in said["problems"][0]
     stored = json.loads((mixed / "baseline.json").read_text())["tasks"]
     assert sorted(stored) == [f"mixed/{name}" for name in ("broken", "cheatable", "free", "good", "unsolved")]
-    again = harnessgym("tasks", "check", mixed, "--cheats", "quick", "--repeats", "2")
+    again = here("tasks", "check", mixed, "--cheats", "quick", "--repeats", "2")
     assert again.returncode == 1
     assert "The cheat reward-files-inside scored 1" in again.stdout
     assert "1 passed" in again.stdout
@@ -68,17 +68,17 @@ def test_every_kind_of_fault_is_told_apart(harnessgym, mixed):
     assert json.loads((mixed / "baseline.json").read_text())["tasks"] == stored
 
 
-def test_a_set_without_a_fault_passes_and_is_not_run_twice(harnessgym, tmp_path):
+def test_a_set_without_a_fault_passes_and_is_not_run_twice(here, tmp_path):
     assert (
-        harnessgym("tasks", "check", f"{HERE}:Counted", "--sandbox", "process", "--cheats", "none").returncode
+        here("tasks", "check", f"{HERE}:Counted", "--sandbox", "process", "--cheats", "none").returncode
         == 0
     )
     assert (tmp_path / "counted-a").read_text() == "xxx"
-    second = harnessgym(
+    second = here(
         "tasks", "check", f"{HERE}:Counted", "--sandbox", "process", "--cheats", "none", "--json"
     )
     assert [row["ran"] for row in json.loads(second.stdout)["tasks"]] == [0, 0]
-    more = harnessgym(
+    more = here(
         "tasks",
         "check",
         f"{HERE}:Counted",
@@ -94,7 +94,7 @@ def test_a_set_without_a_fault_passes_and_is_not_run_twice(harnessgym, tmp_path)
     )
     assert by_name(more)["a"]["gold"] == [1.0] * 4
     assert (tmp_path / "counted-a").read_text() == "xxxx"
-    forced = harnessgym(
+    forced = here(
         "tasks",
         "check",
         f"{HERE}:Counted",
@@ -111,12 +111,12 @@ def test_a_set_without_a_fault_passes_and_is_not_run_twice(harnessgym, tmp_path)
     assert (tmp_path / "counted-b").read_text() == "xxx"
 
 
-def test_a_task_that_changed_is_unchecked(harnessgym, here, tmp_path):
+def test_a_task_that_changed_is_unchecked(here, tmp_path):
     root = tmp_path / "set"
     where = write_task(root, "one")
     write_task(root, "two")
     assert (
-        harnessgym(
+        here(
             "tasks", "check", root, "--sandbox", "process", "--cheats", "none", "--repeats", "1"
         ).returncode
         == 0
@@ -124,7 +124,7 @@ def test_a_task_that_changed_is_unchecked(harnessgym, here, tmp_path):
     (where / "task.toml").write_text(ONE.replace("1\\n", "2\\n"))
     listed = json.loads(here("tasks", "list", root, "--json").stdout)
     assert [row["baseline"] for row in listed["tasks"]] == ["changed", "passed"]
-    done = harnessgym(
+    done = here(
         "tasks", "check", root, "--sandbox", "process", "--cheats", "none", "--repeats", "1", "--json"
     )
     assert {name: (row["state"], row["ran"] > 0) for name, row in by_name(done).items()} == {
@@ -133,8 +133,8 @@ def test_a_task_that_changed_is_unchecked(harnessgym, here, tmp_path):
     }
 
 
-def test_a_flaky_solution_fails_and_is_called_flaky(harnessgym):
-    done = harnessgym("tasks", "check", f"{HERE}:Flaky", "--sandbox", "process", "--cheats", "none", "--json")
+def test_a_flaky_solution_fails_and_is_called_flaky(here):
+    done = here("tasks", "check", f"{HERE}:Flaky", "--sandbox", "process", "--cheats", "none", "--json")
     row = by_name(done)["shaky"]
     assert done.returncode == 1
     assert (row["state"], row["gold"], row["expected_flaky"]) == ("failed", [1.0, 0.0, 1.0], True)
@@ -142,8 +142,8 @@ def test_a_flaky_solution_fails_and_is_called_flaky(harnessgym):
     assert row["why"] == ["The solution was rewarded in 2 of 3 runs: scored 0"]
 
 
-def test_a_sandbox_that_fails_is_no_answer_and_gets_a_second_chance(harnessgym, tmp_path):
-    done = harnessgym(
+def test_a_sandbox_that_fails_is_no_answer_and_gets_a_second_chance(here, tmp_path):
+    done = here(
         "tasks",
         "check",
         f"{HERE}:Losing",
@@ -163,8 +163,8 @@ def test_a_sandbox_that_fails_is_no_answer_and_gets_a_second_chance(harnessgym, 
     assert list(json.loads((tmp_path / "baseline.json").read_text())["tasks"]) == ["counted/back"]
 
 
-def test_a_grader_with_a_bug_is_a_task_that_failed(harnessgym):
-    done = harnessgym(
+def test_a_grader_with_a_bug_is_a_task_that_failed(here):
+    done = here(
         "tasks", "check", f"{HERE}:Sulking", "--sandbox", "process", "--cheats", "none", "--json"
     )
     row = by_name(done)["sad"]
@@ -173,7 +173,7 @@ def test_a_grader_with_a_bug_is_a_task_that_failed(harnessgym):
 
 
 @pytest.mark.parametrize("deaf", [False, True], ids=["foreground", "background"])
-def test_an_interrupted_check_keeps_what_it_found_and_goes_on(harnessgym, tmp_path, deaf):
+def test_an_interrupted_check_keeps_what_it_found_and_goes_on(here, tmp_path, deaf):
     root = tmp_path / "set"
     write_task(root, "a-first")
     write_task(root, "b-slow", gold="sleep 600; echo 1 > a.txt\n")
@@ -212,7 +212,7 @@ def test_an_interrupted_check_keeps_what_it_found_and_goes_on(harnessgym, tmp_pa
     assert "The same command goes on from here" in said
     assert list(json.loads((root / "baseline.json").read_text())["tasks"]) == ["set/a-first"]
     (root / "b-slow" / "gold.sh").write_text("echo 1 > a.txt\n")
-    done = harnessgym(*words, "--json")
+    done = here(*words, "--json")
     assert {name: row["ran"] for name, row in by_name(done).items()} == {"a-first": 0, "b-slow": 2}
 
 
@@ -237,22 +237,22 @@ def test_what_cannot_be_checked_is_one_message(here, words, says):
     assert says in done.stderr
 
 
-def test_the_task_of_the_guide_passes(harnessgym, tmp_path):
+def test_the_task_of_the_guide_passes(here, tmp_path):
     page = (ROOT / "docs" / "tasks.md").read_text()
     for path, text in re.findall(r"^`(my_tasks/\S+)`:\n\n```\w*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
-    done = harnessgym("tasks", "check", tmp_path / "my_tasks", "--repeats", "1")
+    done = here("tasks", "check", tmp_path / "my_tasks", "--repeats", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
 
 
 @pytest.mark.docker
-def test_a_task_whose_image_is_not_there_is_skipped(harnessgym, tmp_path):
+def test_a_task_whose_image_is_not_there_is_skipped(here, tmp_path):
     ensure(DockerSettings().image, ())
     write_task(tmp_path / "set", "one")
     write_task(tmp_path / "set", "two", toml='image = "harnessgym/no-such:1"\n' + ONE)
-    done = harnessgym(
+    done = here(
         "tasks",
         "check",
         tmp_path / "set",

@@ -94,17 +94,17 @@ def test_show_tells_what_is_seen_from_what_is_secret(here, small):
     ]
 
 
-def test_run_grades_what_a_command_leaves(harnessgym, small):
-    def verdict(*words):
-        done = harnessgym("tasks", "run", small, "good", "--sandbox", "process", "--json", *words)
+def test_run_grades_what_a_command_leaves(harnessgym, here, small):
+    def verdict(run, *words):
+        done = run("tasks", "run", small, "good", "--sandbox", "process", "--json", *words)
         return done.returncode, json.loads(done.stdout)
 
-    status, said = verdict("--", "sh", "-c", "echo 1 > a.txt; echo done")
+    status, said = verdict(harnessgym, "--", "sh", "-c", "echo 1 > a.txt; echo done")
     assert (status, said["reward"], said["output"]) == (0, 1.0, "done\n")
     assert said["evidence"]["checks"][0]["passed"] is True
-    status, said = verdict("--nothing")
+    status, said = verdict(here, "--nothing")
     assert (status, said["reward"]) == (1, 0.0)
-    shown = harnessgym(
+    shown = here(
         "tasks",
         "run",
         small,
@@ -120,8 +120,8 @@ def test_run_grades_what_a_command_leaves(harnessgym, small):
     assert "out\n" in shown.stdout
     assert "reward 0" in shown.stdout
     assert "err\n[exit status 3]\n" in shown.stderr
-    assert "reward 1" in harnessgym("tasks", "run", small, "good", "--sandbox", "process", "--gold").stdout
-    neither = harnessgym("tasks", "run", small, "good", "--gold", "--nothing")
+    assert "reward 1" in here("tasks", "run", small, "good", "--sandbox", "process", "--gold").stdout
+    neither = here("tasks", "run", small, "good", "--gold", "--nothing")
     assert (neither.returncode, "Say what to run" in neither.stderr) == (2, True)
 
 
@@ -198,16 +198,16 @@ def test_what_a_format_cannot_say_is_refused_with_the_reason(here, tmp_path):
     assert (unknown.returncode, "Did you mean 'native'?" in unknown.stderr) == (2, True)
 
 
-def test_training_refuses_what_failed_and_says_why(harnessgym, small, tmp_path):
+def test_training_refuses_what_failed_and_says_why(here, small, tmp_path):
     words = ["train", "examples/quickstart.toml", "--folder", tmp_path / "run", "--tasks.set", small]
-    done = harnessgym(*words)
+    done = here(*words)
     assert done.returncode == 2
     assert "small/bad: The solution was never rewarded" in done.stderr
     assert f"harnessgym tasks check {small}" in done.stderr
     assert not (tmp_path / "run").exists()
 
 
-def test_rollouts_leave_out_what_failed(harnessgym, small, tmp_path):
+def test_rollouts_leave_out_what_failed(harnessgym, here, small, tmp_path):
     (section,) = write_harnesses(tmp_path, ["good"])
     program = json.dumps(section["settings"]["argv"])
     words = [
@@ -228,13 +228,13 @@ def test_rollouts_leave_out_what_failed(harnessgym, small, tmp_path):
     assert "left out: 1 task" in done.stderr
     assert "small/bad: The solution was never rewarded" in done.stderr
     assert "never checked" not in done.stderr
-    kept = harnessgym(*words, "--folder", tmp_path / "two", "--unfit")
+    kept = here(*words, "--folder", tmp_path / "two", "--unfit")
     assert kept.returncode == 0, kept.stderr
     assert len((tmp_path / "two" / "results.jsonl").read_text().splitlines()) == 3
     assert "1 task of" in kept.stderr
     assert "never checked" in kept.stderr
-    none = harnessgym(*words, "--folder", tmp_path / "three", "--task", "bad")
+    none = here(*words, "--folder", tmp_path / "three", "--task", "bad")
     assert none.returncode == 2
     assert "No task is left to run" in none.stderr
-    unknown = harnessgym(*words, "--folder", tmp_path / "four", "--task", "goof")
+    unknown = here(*words, "--folder", tmp_path / "four", "--task", "goof")
     assert (unknown.returncode, "There is no task 'goof'" in unknown.stderr) == (2, True)
