@@ -21,13 +21,14 @@ settings.load_profile("harnessgym")
 
 collect_ignore_glob = ["*/samples/*"]  # tasks in other people's formats, tests of theirs among them
 _ROOT = Path(__file__).parent
+WITH_VLLM = ("proxies/test_upstream_vllm.py", "proxies/test_upstream_vllm_weights.py")
+"""Files that share a server: the same worker runs them."""
 LONG = (
-    "proxies/test_upstream_vllm_weights.py",
+    *WITH_VLLM,
     "benchmarks/test_recovery.py",
     "harnessgym/supervisor/test_silent_processes.py",
     "test_extended_run.py",
     "harnessgym/cluster/test_ray_run.py",
-    "proxies/test_upstream_vllm.py",
     "harnessgym/cli/test_eval_command.py",
     "test_bad_input_runs.py",
     "benchmarks/test_async_real.py",
@@ -69,6 +70,19 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=problem))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Files are distributed as by `--dist loadfile`, but those that share a server go to the same worker."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class FileScheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "vllm" if file.endswith(WITH_VLLM) else file
+
+    return FileScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """A proxy with scripted engines, in the test's own event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,6 +126,17 @@ MakeWorld = Callable[..., AbstractAsyncContextManager[World]]
 @pytest.fixture(scope="session")
 def language() -> PolicyLanguage:
     return PolicyLanguage.of_policy(POLICY)
+
+
+@pytest.fixture(scope="session")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The server of the tests with a real vLLM, a `tests.support.vllm_cpu.Server`, with whatever weights the last
+    of them left.
+    """
+    from tests.support import vllm_cpu  # which loads torch
+
+    with vllm_cpu.serving(tmp_path_factory.mktemp("vllm") / "vllm.log") as server:
+        yield server
 
 
 @pytest.fixture

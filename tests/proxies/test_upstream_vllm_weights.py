@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -60,10 +60,9 @@ PROMPT = [1, 504, 253, 260, 28, 339]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[vllm_cpu.Server]:
+def server(vllm: vllm_cpu.Server) -> vllm_cpu.Server:
     torch.set_num_threads(1)
-    with vllm_cpu.serving(tmp_path_factory.mktemp("vllm") / "vllm.log") as running:
-        yield running
+    return vllm
 
 
 @cache

