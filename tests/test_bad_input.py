@@ -2,15 +2,19 @@
 started.
 """
 
+import io
 import json
 import os
 import socket
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from harnessgym.cli import main
 from harnessgym.store import TraceStore, runs
 from tests.harnessgym.rollout.tiny import HERE
 
@@ -18,15 +22,37 @@ ROOT = Path(__file__).parents[1]
 POLICY = ROOT / "environments/lookup/policy"
 
 
-def harnessgym(*arguments, cwd=ROOT, path=None):
-    """`path` is a folder whose modules come before all others."""
+class Ended(NamedTuple):
+    """How a command ended, and what it said."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def harnessgym(*arguments):
+    """A command in this process, as it would be in its own."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["harnessgym", *map(str, arguments)])
+        patch.setattr(sys, "path", [*sys.path])
+        patch.setattr(sys.modules["__main__"], "__package__", None, raising=False)
+        patch.setenv("COLUMNS", "200")
+        patch.chdir(ROOT)
+        with redirect_stdout(stdout), redirect_stderr(stderr), pytest.raises(SystemExit) as ended:
+            main()
+    return Ended(int(ended.value.code or 0), stdout.getvalue(), stderr.getvalue())
+
+
+def process(*arguments, path=None):
+    """A command in a process of its own. `path` is a folder whose modules come before all others."""
     folders = [str(each) for each in (path, os.environ.get("PYTHONPATH")) if each]
     return subprocess.run(
         [sys.executable, "-m", "harnessgym", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=60,
-        cwd=cwd,
+        cwd=ROOT,
         env=os.environ | {"COLUMNS": "200", "PYTHONPATH": os.pathsep.join(folders)},
         check=False,
     )
@@ -113,7 +139,7 @@ def test_a_wrong_harness_is_refused_before_anything_is_started(tmp_path, harness
 
 
 def test_a_missing_and_a_malformed_file(tmp_path):
-    assert "no config file" in refused(harnessgym("train", tmp_path / "run.toml"))
+    assert "no config file" in refused(process("train", tmp_path / "run.toml"))
     (tmp_path / "run.toml").write_text("name = \n")
     said = refused(harnessgym("train", tmp_path / "run.toml"))
     assert "run.toml" in said
@@ -168,7 +194,7 @@ def test_a_library_that_cannot_be_loaded_is_one_message(tmp_path):
     (tmp_path / "torch/__init__.py").write_text(
         "raise ImportError('libcudart.so.12: cannot open shared object file')\n"
     )
-    said = refused(harnessgym("engine", POLICY, path=tmp_path))
+    said = refused(process("engine", POLICY, path=tmp_path))
     for part in ("libcudart.so.12: cannot open shared object file", "trainers/", "pip install"):
         assert part in said
 
@@ -185,24 +211,24 @@ def test_a_taken_port_of_the_proxy(tmp_path, taken):
         run = store.write(lambda conn: runs.add(conn, "x", {}, "0", "training"))
     fixed = ["--store", url, "--run_id", run, "--policy", POLICY, "--control_key", "k"]
     for ports in (["--port", taken, "--control_port", 0], ["--port", 0, "--control_port", taken]):
-        said = refused(harnessgym("proxy", *fixed, *ports))
+        said = refused(process("proxy", *fixed, *ports))
         assert f"127.0.0.1:{taken}" in said
         assert "in use" in said
 
 
 def test_a_taken_port_of_an_engine(taken):
-    said = refused(harnessgym("engine", POLICY, "--port", taken))
+    said = refused(process("engine", POLICY, "--port", taken))
     assert f"127.0.0.1:{taken}" in said
     assert "Choose another --port" in said
 
 
 def test_a_model_folder_that_is_none(tmp_path):
-    assert str(tmp_path) in refused(harnessgym("engine", tmp_path, "--port", 0))
+    assert str(tmp_path) in refused(process("engine", tmp_path, "--port", 0))
 
 
 def test_a_store_that_is_not_there(tmp_path):
     said = refused(
-        harnessgym(
+        process(
             "proxy",
             "--store",
             f"sqlite:///{tmp_path}/no.db",
@@ -252,7 +278,7 @@ def test_every_help_teaches(command):
 
 def test_an_unknown_command_and_a_missing_file_are_usage_errors():
     assert harnessgym("tarin").returncode == 2
-    result = harnessgym("train")
+    result = process("train")
     assert result.returncode == 2
     assert "harnessgym train run.toml" in result.stderr
 
@@ -268,5 +294,5 @@ def test_in_a_service_what_the_system_refuses_can_be_tried_again_and_looked_into
     assert result.stderr.splitlines()[-1].startswith(
         "harnessgym: /dev/null/config.json: Not a directory (harnessgym/"
     )
-    alone = refused(harnessgym("train-worker", "--run", "/dev/null"))
+    alone = refused(process("train-worker", "--run", "/dev/null"))
     assert alone.startswith("/dev/null/config.json: Not a directory")

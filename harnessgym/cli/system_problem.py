@@ -6,7 +6,8 @@ from pathlib import Path
 
 from harnessgym.disk import full_disk
 
-_PACKAGE = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
+_PACKAGES = tuple(_ROOT / name for name in ("environments", "harnessgym", "proxies", "trainers"))
 _REMEDIES = {
     errno.EROFS: "Give a folder on a disk that can be written.",
     errno.EACCES: "Give another one, or change its permissions.",
@@ -39,8 +40,8 @@ def system_problem(error: BaseException) -> str | None:
 def _line_of(error: BaseException) -> str:
     """The innermost `FILE:LINE` of this program in an error's traceback."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)] or frames
+    own = [frame for frame in frames if any(map(Path(frame.filename).is_relative_to, _PACKAGES))] or frames
     if not own:
         return "no line"
     at = Path(own[-1].filename)
-    return f"{at.relative_to(_PACKAGE) if at.is_relative_to(_PACKAGE) else at}:{own[-1].lineno}"
+    return f"{at.relative_to(_ROOT) if at.is_relative_to(_ROOT) else at}:{own[-1].lineno}"
