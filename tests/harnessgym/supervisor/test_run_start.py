@@ -171,7 +171,9 @@ def test_several_runs_in_one_database_are_refused_and_can_be_moved_apart(tmp_pat
         tmp_path / "run", told, "holds 2 runs", other, f"store export {url} {first.run_id} run.hgrun"
     )
     for line in re.findall("`harnessgym (.*?)`", said):
-        done = command(*line.replace("NEW_URL", own).replace("run.hgrun", str(tmp_path / "run.hgrun")).split())
+        done = command(
+            *line.replace("NEW_URL", own).replace("run.hgrun", str(tmp_path / "run.hgrun")).split()
+        )
         assert done.exit_code == 0, (done.output, done.exception)
     assert start(tmp_path / "run", config(own)).run_id == first.run_id
     assert RunFolder(tmp_path / "run").config().store.url == own
@@ -349,7 +351,9 @@ def test_of_two_folders_that_start_at_the_same_moment_one_gets_the_database(tmp_
     told = json.dumps(config(url).model_dump(mode="json"))
     roots = [tmp_path / name for name in ("a", "b", "c")]
     race = [sys.executable, "-c", RACE, told, *map(str, roots)]
-    said = subprocess.run(race, stdout=subprocess.PIPE, text=True, check=True, timeout=120).stdout.splitlines()
+    said = subprocess.run(
+        race, stdout=subprocess.PIPE, text=True, check=True, timeout=120
+    ).stdout.splitlines()
     (run,) = stored(url)
     assert len(said) == 3
     assert said.count(run.id) == 1

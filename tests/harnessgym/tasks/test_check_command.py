@@ -70,13 +70,10 @@ def test_every_kind_of_fault_is_told_apart(harnessgym, here, mixed):
 
 def test_a_set_without_a_fault_passes_and_is_not_run_twice(here, tmp_path):
     assert (
-        here("tasks", "check", f"{HERE}:Counted", "--sandbox", "process", "--cheats", "none").returncode
-        == 0
+        here("tasks", "check", f"{HERE}:Counted", "--sandbox", "process", "--cheats", "none").returncode == 0
     )
     assert (tmp_path / "counted-a").read_text() == "xxx"
-    second = here(
-        "tasks", "check", f"{HERE}:Counted", "--sandbox", "process", "--cheats", "none", "--json"
-    )
+    second = here("tasks", "check", f"{HERE}:Counted", "--sandbox", "process", "--cheats", "none", "--json")
     assert [row["ran"] for row in json.loads(second.stdout)["tasks"]] == [0, 0]
     more = here(
         "tasks",
@@ -116,9 +113,7 @@ def test_a_task_that_changed_is_unchecked(here, tmp_path):
     where = write_task(root, "one")
     write_task(root, "two")
     assert (
-        here(
-            "tasks", "check", root, "--sandbox", "process", "--cheats", "none", "--repeats", "1"
-        ).returncode
+        here("tasks", "check", root, "--sandbox", "process", "--cheats", "none", "--repeats", "1").returncode
         == 0
     )
     (where / "task.toml").write_text(ONE.replace("1\\n", "2\\n"))
@@ -164,9 +159,7 @@ def test_a_sandbox_that_fails_is_no_answer_and_gets_a_second_chance(here, tmp_pa
 
 
 def test_a_grader_with_a_bug_is_a_task_that_failed(here):
-    done = here(
-        "tasks", "check", f"{HERE}:Sulking", "--sandbox", "process", "--cheats", "none", "--json"
-    )
+    done = here("tasks", "check", f"{HERE}:Sulking", "--sandbox", "process", "--cheats", "none", "--json")
     row = by_name(done)["sad"]
     assert (row["state"], row["gold"], row["nothing"]) == ("failed", ["error"] * 3, "error")
     assert "ZeroDivisionError" in row["why"][0]
