@@ -71,6 +71,12 @@ def _repo(context):
     return folder
 
 
+@pytest.fixture(scope="module")
+def docker(made, docker):
+    """Ends before the image does: while it has spare containers of an image, that cannot be removed."""
+    return docker
+
+
 @pytest.fixture
 def graded(docker):
     async def go(task, files=None, run=(), gold=False):
