@@ -27,9 +27,13 @@ def contexts(engine, folder):
 
 def discard(engine, label):
     """Removes every image with that label: one that others stand on only loses its names, and goes in a
-    later round.
+    later round. Fails if something uses one.
     """
+    before = None
     while images := engine.client.images.list(filters={"label": f"test={label}"}, all=True):
+        names = {image.id: tuple(image.tags) for image in images}
+        assert names != before, f"something still uses {names}"
+        before = names
         for image in images:
             for named in image.tags or [image.id]:
                 engine.remove_image(named)
