@@ -165,8 +165,7 @@ async def ask_one(
 
 
 def run_server(folder: Path, dtype: str) -> None:
-    from trainers.engine import EngineSettings
-    from trainers.engine.server import serve
+    from trainers.engine import EngineSettings, serve
 
     serve(EngineSettings(model=folder, port=0, dtype=dtype, max_batch=BATCH))  # type: ignore[arg-type]
 

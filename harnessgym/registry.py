@@ -147,7 +147,7 @@ REGISTRY: dict[Kind, dict[str, str]] = {
     },
     "service": {
         "proxy": "proxies.app:serve",
-        "engine": "trainers.engine.server:serve",
+        "engine": "trainers.engine:serve",
         "node": "harnessgym.rollout.node:run",
         "simulate": "harnessgym.simulation.comparison:compare",
         "train-offline": "trainers.trl_bridge.offline:train_offline",

@@ -15,7 +15,8 @@ Evidence = Literal["source", "paper", "third party", "abstract", "memory"]
 """Where the formula was read: in code of the authors or a library, in the paper, in a third party's account
 of the paper, in its abstract, or nowhere (it was written from memory)."""
 
-_HOMES = ("trainers.advantages", "trainers.losses", "trainers.corrections")
+_PACKAGES = ("trainers.advantages", "trainers.losses", "trainers.corrections")
+_MODULES = ("trainers.proximal", "trainers.value_function")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,13 @@ class AlgorithmRow:
 def algorithms() -> list[AlgorithmRow]:
     """All algorithms, sorted by kind and name. Raises `ValueError` if two share both."""
     found: dict[tuple[str, str], AlgorithmRow] = {}
-    for home in _HOMES:
-        package = importlib.import_module(home)
-        for info in pkgutil.iter_modules(package.__path__, f"{home}."):
-            module = importlib.import_module(info.name)
-            for item in {
-                id(value): value for value in vars(module).values() if isinstance(value, AlgorithmRow)
-            }.values():
-                if found.setdefault((item.kind, item.name), item) is not item:
-                    raise ValueError(f"Two algorithms are called {item.name} ({item.kind}).")
+    names = [*_MODULES]
+    for package in _PACKAGES:
+        path = importlib.import_module(package).__path__
+        names += [info.name for info in pkgutil.iter_modules(path, f"{package}.")]
+    for name in names:
+        values = vars(importlib.import_module(name)).values()
+        for item in {id(value): value for value in values if isinstance(value, AlgorithmRow)}.values():
+            if found.setdefault((item.kind, item.name), item) is not item:
+                raise ValueError(f"Two algorithms are called {item.name} ({item.kind}).")
     return [found[key] for key in sorted(found)]

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import fcntl
 import gc
+import importlib
 import json
 import os
 import select
@@ -29,6 +30,8 @@ from harnessgym.heartbeat import VARIABLE, HeartbeatListener
 from harnessgym.process import PARENT, die_with_parent, service_environment
 
 _BOOT = "from harnessgym.supervisor.fork_server import main; main()"
+_LATER = {"engine": "trainers.engine.server"}
+"""Modules that a service imports only when it serves."""
 _TITLE = 400
 """Bytes of the command line that a fork may overwrite, so that `ps` shows what it serves."""
 _LOAD_S = 600.0
@@ -262,6 +265,9 @@ def _load(services: Sequence[str]) -> None:
         for kind in ("settings", "service"):
             with contextlib.suppress(Exception):
                 load(kind, service)
+        if service in _LATER:
+            with contextlib.suppress(Exception):
+                importlib.import_module(_LATER[service])
 
 
 def _report_ended(channel: socket.socket) -> None:

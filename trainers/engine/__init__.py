@@ -4,4 +4,11 @@ HarnessGym uses.
 
 from trainers.engine.settings import EngineSettings
 
-__all__ = ["EngineSettings"]
+__all__ = ["EngineSettings", "serve"]
+
+
+def serve(settings: EngineSettings) -> None:
+    """Serve a model folder until SIGINT or SIGTERM; see `trainers.engine.server`."""
+    from trainers.engine import server
+
+    server.serve(settings)
