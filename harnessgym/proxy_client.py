@@ -24,7 +24,7 @@ def trust_for(url: str) -> ssl.SSLContext | bool:
     httpx loads the machine's certificates for every client, which takes 50 ms. An address without TLS needs
     none: its client trusts nobody, so that a redirection to https fails.
     """
-    return True if url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return True if url.lower().startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 class Closing:

@@ -2,46 +2,28 @@
 started.
 """
 
-import io
 import json
 import os
 import socket
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import chdir
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from harnessgym.cli import main
 from harnessgym.store import TraceStore, runs
 from tests.harnessgym.rollout.tiny import HERE
+from tests.support.command import run_here
 
 ROOT = Path(__file__).parents[1]
 POLICY = ROOT / "environments/lookup/policy"
 
 
-class Ended(NamedTuple):
-    """How a command ended, and what it said."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 def harnessgym(*arguments):
     """A command in this process, as it would be in its own."""
-    stdout, stderr = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["harnessgym", *map(str, arguments)])
-        patch.setattr(sys, "path", [*sys.path])
-        patch.setattr(sys.modules["__main__"], "__package__", None, raising=False)
-        patch.setenv("COLUMNS", "200")
-        patch.chdir(ROOT)
-        with redirect_stdout(stdout), redirect_stderr(stderr), pytest.raises(SystemExit) as ended:
-            main()
-    return Ended(int(ended.value.code or 0), stdout.getvalue(), stderr.getvalue())
+    with chdir(ROOT):
+        return run_here(arguments, COLUMNS="200")
 
 
 def process(*arguments, path=None):

@@ -67,6 +67,7 @@ class Children:
         self.max_restarts = max_restarts
         self.by_name: dict[str, Child] = {}
         self._fork_server: ServiceForkServer | None = None
+        self._messages: list[str] = []
 
     def load(self, services: Sequence[str]) -> None:
         """From now on start services as forks of a process that loads the modules of `services` now."""
@@ -94,10 +95,11 @@ class Children:
             self._record()
 
     def reconcile(self) -> list[str]:
-        """Read every heartbeat. Returns no messages: anything else about a child shows when it exits."""
+        """Read every heartbeat. Returns messages for people."""
         for child in self.by_name.values():
             child.heartbeat.look()
-        return []
+        messages, self._messages = self._messages, []
+        return messages
 
     def revive(self, silent_s: float = SILENT_S) -> None:
         """Restart processes that have ended. One that was silent for `silent_s` is killed and restarted.
@@ -184,8 +186,12 @@ class Children:
         """If the fork server is lost in the block, start services as new interpreters from now on."""
         try:
             yield
-        except ForkServerLost:
+        except ForkServerLost as error:
             self._fork_server = None
+            self._messages.append(
+                f"The fork server was lost ({error}; its log: {self.log_path('fork-server')}), and with it "
+                "every process that it had started. Processes are started as new interpreters from now on."
+            )
 
     def _record(self) -> None:
         # The start time stands beside the pid: a later supervisor must not end a process that reuses the pid.

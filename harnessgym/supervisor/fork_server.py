@@ -163,7 +163,9 @@ class ServiceForkServer:
 
 
 class ForkedProcess:
-    """A service that was forked: what its parent, the server, leaves of `subprocess.Popen`."""
+    """A forked service, as a `harnessgym.process.ServiceProcess`. Its parent is the server, which reports its
+    exit status.
+    """
 
     def __init__(self, server: ServiceForkServer, pid: int) -> None:
         self._server = server
@@ -206,7 +208,8 @@ class ForkedProcess:
             if self._descriptor is not None and not select.select([self._descriptor], [], [], timeout)[0]:
                 return None
             status = self._server.status_of(self.pid, _STATUS_S)
-            # A server that is stopped or gone cannot say how its child ended.
+            # A server that is stopped or gone cannot report the status. It is not known then: the supervisor
+            # starts the service again, and one that had done its work ends at once.
             self.returncode = -signal.SIGKILL if status is None else status
             if self._descriptor is not None:
                 os.close(self._descriptor)

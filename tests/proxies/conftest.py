@@ -130,8 +130,8 @@ def language() -> PolicyLanguage:
 
 @pytest.fixture(scope="session")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The server of the tests with a real vLLM, a `tests.support.vllm_cpu.Server`, with whatever weights the last
-    of them left.
+    """The server of the tests with a real vLLM, a `tests.support.vllm_cpu.Server`, with the weights that the
+    last of them left.
     """
     from tests.support import vllm_cpu  # which loads torch
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 import stat
 import tempfile
 from collections.abc import AsyncIterator
@@ -11,7 +12,7 @@ import httpx
 import pytest
 
 from harnessgym.errors import ProxyError
-from harnessgym.proxy_client import ControlClient
+from harnessgym.proxy_client import ControlClient, trust_for
 from proxies.upstreams.scripted import ScriptedUpstream
 from tests.proxies.conftest import KEY, MakeWorld, World
 
@@ -202,3 +203,13 @@ async def test_a_key_in_the_query_opens_a_session(make_world: MakeWorld) -> None
             url, json={"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}
         )
         assert answered.status_code == 200
+
+
+def test_only_a_client_of_an_address_with_tls_loads_certificates() -> None:
+    assert trust_for("https://proxy:8101") is trust_for("HTTPS://proxy:8101") is True
+    for url in ("http://proxy:8101", "unix:/run/https:.sock"):
+        context = trust_for(url)
+        assert isinstance(context, ssl.SSLContext)
+        # Redirected to https, it refuses whoever answers.
+        assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+        assert context.get_ca_certs() == []

@@ -1,6 +1,7 @@
 """A command of `harnessgym` in the process of the test, for what a test asks about anything but processes."""
 
 import io
+import sys
 from collections.abc import Iterable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ def run_here(words: Iterable[object], **env: str) -> Finished:
     """
     stdout, stderr, status = io.StringIO(), io.StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
+        # The command's name in its usage, and what `look_in` adds for the command's time only.
+        patch.setattr(sys, "argv", ["harnessgym"])
+        patch.setattr(sys.modules["__main__"], "__package__", None, raising=False)
+        patch.setattr(sys, "path", [*sys.path])
         for name, value in {"NO_COLOR": "1", "COLUMNS": "160", **env}.items():
             patch.setenv(name, value)
         try:

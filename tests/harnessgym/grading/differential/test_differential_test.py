@@ -164,8 +164,8 @@ async def test_what_does_the_same_in_other_words_agrees(ask):
 
 
 async def test_ways_to_fail_are_told_apart(ask):
-    """Each function fails in its own way: one as a method, one through a private function, and one that nothing
-    calls has inputs by its annotations alone.
+    """Each function fails in its own way: one as a method, one through a private function, and one that
+    nothing calls has inputs by its annotations alone.
     """
     names = ("ends", "dies", "raises", "sorts", "says", "hangs", "gives")
     gold = (
