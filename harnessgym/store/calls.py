@@ -218,16 +218,19 @@ def of_sessions(conn: Connection, session_ids: Sequence[str]) -> list[RecordedCa
 
 def segments_of(conn: Connection, session_ids: Sequence[str]) -> dict[str, Segment]:
     """Return all segments of some sessions by id, parents before children."""
-    # Their times do not give that order: a proxy's clock may have been set back between two calls.
     out: dict[str, Segment] = {}
-    rows = [*map(dict, conn.execute(_SEGMENTS, {"sessions": session_ids}).mappings())]
-    for row in parents_first(rows, "parent_id"):
-        name = row["id"]
-        logprobs = row["logprobs"]
+    in_order = True
+    for name, session_id, kind, parent_id, length, ids, logprobs in conn.execute(
+        _SEGMENTS, {"sessions": session_ids}
+    ):
+        in_order = in_order and (parent_id is None or parent_id in out)
         sampled = None if logprobs is None else array("f", unpack_logprobs(logprobs).astype("=f4").tobytes())
-        ids = TokenArray.stored(row["ids"], row["length"], name)
-        out[name] = Segment(name, row["session_id"], row["kind"], row["parent_id"], ids, sampled)
-    return out
+        out[name] = Segment(name, session_id, kind, parent_id, TokenArray.stored(ids, length, name), sampled)
+    if in_order:
+        return out
+    # Their times do not give the order where a proxy's clock was set back between two calls.
+    rows = [{"id": segment.id, "parent": segment.parent_id} for segment in out.values()]
+    return {row["id"]: out[row["id"]] for row in parents_first(rows, "parent")}
 
 
 def silences(conn: Connection, rollout_id: str) -> list[CallSilence]:
