@@ -160,9 +160,10 @@ def test_whatever_happens_all_policies_take_the_same_groups_in_the_same_order(st
             for step, batch in other.seen.items()
             if step in trainer.seen
         )
+    last = max((step for trainer in trainers for step in trainer.seen), default=0)
     taken = [
         group
-        for step in range(1, 40)
+        for step in range(1, last + 3)  # the batch behind the last full one may hold a part
         for group in store.read(lambda conn, step=step: backlog.batch(conn, run, step))
     ]
     assert len(taken) == len(set(taken))

@@ -21,6 +21,8 @@ from harnessgym.task import Task
 from tests.support.conversations import KEY, Conversations, ProxyProcess, Talker
 
 TTL_S = 0.6
+ENOUGH = 40
+"""Rollouts that the trainers finish before they may stop."""
 TRAINERS = "abcd"
 TRAINER = """
 import random, select, sys, time
@@ -72,9 +74,9 @@ with TraceStore.open(url) as store:
 """
 
 
-def train(store, run_id, writers):
-    """What each trainer said, while writers submit more. One trainer is killed while it holds a lease; the
-    others go on until one of them has taken it over.
+def train(store, run_id, writers, talkers):
+    """What each trainer said, while writers submit more. One trainer is killed while it holds a lease; the others
+    go on until one of them has taken it over and enough has been trained and said.
     """
     command = [sys.executable, "-c", TRAINER, store.url, run_id]
     trainers = {
@@ -99,12 +101,16 @@ def train(store, run_id, writers):
     victim.send_signal(signal.SIGKILL)
     resource = said[-1].split()[1]
     killed_at = time.monotonic()
-    while time.monotonic() < killed_at + 3 or store.read(lambda conn: leases.holder_of(conn, resource)) in (
-        None,
-        "a",
-    ):
+    while store.read(lambda conn: leases.holder_of(conn, resource)) in (None, "a"):
         assert time.monotonic() < killed_at + 60, f"nobody took over {resource}"
         time.sleep(0.02)
+    while (
+        store.read(lambda conn: rollouts.rollout_states(conn, run_id)).get("finished", 0) <= ENOUGH
+        or any(len(talker.got) <= 10 for talker in talkers)
+        or time.monotonic() < killed_at + 3 * TTL_S
+    ):
+        assert time.monotonic() < killed_at + 60, "too little was trained and said"
+        time.sleep(0.1)
     rest = {
         name: process.communicate(timeout=60)[0].splitlines(keepends=True)
         for name, process in trainers.items()
@@ -173,7 +179,7 @@ def test_two_proxies_and_four_trainers_hold_nothing_twice(postgres):
                 for each, at in ((store, 200), (second, 300))
             ]
             said = asyncio.run(
-                talk((one, other), rollout_id, conversations, lambda: train(store, run_id, writers))
+                talk((one, other), rollout_id, conversations, lambda: train(store, run_id, writers, conversations.talkers))
             )
         found = holdings(said)
         for resource, spans in found.items():

@@ -18,8 +18,8 @@ from harnessgym.task import Task
 class World:
     """A run and its rollouts."""
 
-    def __init__(self, url):
-        self.store = TraceStore.open(url)
+    def __init__(self, store):
+        self.store = store
         self.run = self.store.write(lambda conn: runs.add(conn, "test", {}, "0", "training"))
         self.policy = self.store.write(lambda conn: policies.register(conn, self.run, "policy"))
         self.task = self.store.write(lambda conn: runs.add_task(conn, "set", Task("task", "Do it.")))
@@ -67,7 +67,8 @@ class World:
         )
 
     def rows(self):
-        query = select(rollout_table).order_by(rollout_table.c.slot, rollout_table.c.attempt)
+        order = rollout_table.c.slot, rollout_table.c.attempt
+        query = select(rollout_table).where(rollout_table.c.run_id == self.run).order_by(*order)
         return self.store.read(lambda conn: list(conn.execute(query).mappings()))
 
     def complete(self, purpose="train", limit=99):
@@ -75,21 +76,8 @@ class World:
 
 
 @pytest.fixture
-def make_world(make_url):
-    made = []
-
-    def make():
-        made.append(World(make_url()))
-        return made[-1]
-
-    yield make
-    for world in made:
-        world.store.close()
-
-
-@pytest.fixture
-def world(make_world):
-    return make_world()
+def world(store):
+    return World(store)
 
 
 def test_a_claim_leases_oldest_groups_first_with_what_they_fix(world):
@@ -266,11 +254,11 @@ def test_groups_are_handed_on_in_order_and_never_past_a_gap(world):
     ends=st.lists(st.sampled_from("ffl"), max_size=14),
     data=st.data(),
 )
-def test_a_group_always_ends_and_is_complete_exactly_with_two_or_more(make_world, size, attempts, ends, data):
+def test_a_group_always_ends_and_is_complete_exactly_with_two_or_more(store, size, attempts, ends, data):
     """Finish, fail or lose in any order: no slot is forgotten, none has two verdicts, and the stated rule
     decides.
     """
-    world = make_world()
+    world = World(store)
     group, running, tries = world.submit(size), [], dict.fromkeys(range(size), 0)
     for end in [*ends, *"f" * 20]:
         running += world.claim()
@@ -290,7 +278,6 @@ def test_a_group_always_ends_and_is_complete_exactly_with_two_or_more(make_world
     for slot, count in tries.items():
         assert count <= attempts
         assert count == attempts or slot in {row["slot"] for row in finished}
-    world.store.close()
 
 
 @pytest.mark.parametrize(("finished", "expected"), [(3, ("complete", None)), (2, ("dropped", "too_few"))])

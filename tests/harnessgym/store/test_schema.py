@@ -205,22 +205,28 @@ def test_foreign_keys_hold_after_a_migration(empty):
         store.write(lambda conn: conn.exec_driver_sql("INSERT INTO policies VALUES ('p', 'nothing', 'n', 0)"))
 
 
-CREATOR = """
-import sys
+CREATORS = """
+import os, sys
 from harnessgym.store import TraceStore
-sys.stdin.readline()
-TraceStore.create(sys.argv[1]).close()
+waits, go = os.pipe()
+children = []
+for _ in range(4):
+    if (child := os.fork()) == 0:
+        os.close(go)
+        os.read(waits, 1)
+        TraceStore.create(sys.argv[1]).close()
+        os._exit(0)
+    children.append(child)
+os.close(go)
+sys.exit(any([os.waitpid(child, 0)[1] for child in children]))
 """
+"""Four processes create a database at once. They are forked from one that has imported everything, and start
+when its end of the pipe is closed."""
 
 
 def test_processes_that_create_at_once_make_one_database(empty):
-    command = [sys.executable, "-c", CREATOR, empty]
-    racing = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)
-    ]
-    for process in racing:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    errors = [process.communicate(timeout=120)[1] for process in racing]
-    assert [process.returncode for process in racing] == [0] * 4, errors
+    racing = subprocess.run(
+        [sys.executable, "-c", CREATORS, empty], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert racing.returncode == 0, racing.stderr
     TraceStore.open(empty).close()
