@@ -118,6 +118,7 @@ class Campaign:
     """File of the run's folder that is written once processes run."""
     _committed: dict[str, str] = field(default_factory=dict)
     _supervisor: subprocess.Popen[bytes] | None = None
+    _store: TraceStore | None = None
 
     def run(self) -> Report:
         """Run to the end. Raises `RuntimeError` if the run stops making progress or fails."""
@@ -135,7 +136,9 @@ class Campaign:
                 self._wait(self._finished, "the end")
         finally:
             self._end()
+            self._close_store()
         self._examine(report)
+        self._close_store()
         report.wall_s = time.monotonic() - began
         return report
 
@@ -278,11 +281,15 @@ class Campaign:
         return RunFolder(self.folder).config().trainer.steps
 
     def _read(self, work: Callable[[Connection | None], T]) -> T:
-        folder = RunFolder(self.folder)
         if not (self.folder / self.record).exists():  # the store is not there yet
             return work(None)
-        with TraceStore.open(folder.store_url()) as store:
-            return store.read(work)
+        self._store = self._store or TraceStore.open(RunFolder(self.folder).store_url())
+        return self._store.read(work)
+
+    def _close_store(self) -> None:
+        if self._store is not None:
+            self._store.close()
+            self._store = None
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + _PATIENCE_S

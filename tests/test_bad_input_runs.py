@@ -49,6 +49,8 @@ class Run:
         self.config.write_text(json.dumps(config))
         self.output = tmp_path / "output.txt"
         self.process = None
+        self._store = None
+        self._waits = False
 
     def command(self, *arguments):
         folder = ["--folder", str(self.folder)]
@@ -85,10 +87,15 @@ class Run:
 
     def wait(self, condition, timeout_s=120, every_s=0.02):
         deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, self.said()
-            assert self.process.poll() is None, self.said()
-            time.sleep(every_s)
+        self._waits = True
+        try:
+            while not condition():
+                assert time.monotonic() < deadline, self.said()
+                assert self.process.poll() is None, self.said()
+                time.sleep(every_s)
+        finally:
+            self._waits = False
+            self._close_store()
 
     def pids(self):
         try:
@@ -103,25 +110,35 @@ class Run:
         """Rollouts that are running now."""
         if not self.pids().get("node"):
             return 0
-        with TraceStore.open(self.paths().store_url()) as store:
-            return store.read(lambda conn: rollouts.rollout_states(conn, runs.only(conn).id)).get(
-                "running", 0
-            )
+        states = self.read(lambda conn: rollouts.rollout_states(conn, runs.only(conn).id))
+        return states.get("running", 0)
 
     def tokens(self):
         """Tokens sampled so far."""
         if not self.pids().get("node"):
             return 0
-        with TraceStore.open(self.paths().store_url()) as store:
-            return store.read(lambda conn: runs.tokens_sampled(conn, runs.only(conn).id))
+        return self.read(lambda conn: runs.tokens_sampled(conn, runs.only(conn).id))
+
+    def read(self, work):
+        """Look into the store. It stays open while `wait` looks again and again: opening it is what costs."""
+        self._store = self._store or TraceStore.open(self.paths().store_url())
+        try:
+            return self._store.read(work)
+        finally:
+            if not self._waits:
+                self._close_store()
+
+    def _close_store(self):
+        if self._store is not None:
+            self._store.close()
+            self._store = None
 
     def attempts(self):
         """Stop reason, verdict and reward of every attempt at a rollout."""
         reward = (rewards.c.rollout_id == tables.rollouts.c.id) & (rewards.c.channel == "reward")
         columns = tables.rollouts.c.stop_reason, tables.rollouts.c.verdict, rewards.c.value
         query = select(*columns).select_from(tables.rollouts.outerjoin(rewards, reward))
-        with TraceStore.open(self.paths().store_url()) as store:
-            return [tuple(row) for row in store.read(lambda conn: conn.execute(query).all())]
+        return [tuple(row) for row in self.read(lambda conn: conn.execute(query).all())]
 
     def steps(self):
         return len(read_metrics(self.paths()))
