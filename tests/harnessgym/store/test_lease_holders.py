@@ -179,7 +179,12 @@ def test_two_proxies_and_four_trainers_hold_nothing_twice(postgres):
                 for each, at in ((store, 200), (second, 300))
             ]
             said = asyncio.run(
-                talk((one, other), rollout_id, conversations, lambda: train(store, run_id, writers, conversations.talkers))
+                talk(
+                    (one, other),
+                    rollout_id,
+                    conversations,
+                    lambda: train(store, run_id, writers, conversations.talkers),
+                )
             )
         found = holdings(said)
         for resource, spans in found.items():
