@@ -52,6 +52,12 @@ class EngineConnection:
         except self._missing:
             return None
 
+    def images(self, label: str) -> list[Any]:
+        """All images with `label` (`name` or `name=value`), those without a name too."""
+        # The SDK's own list fails if an image goes between the engine's answer and the look at that image.
+        listed = self.client.api.images(all=True, filters={"label": label})
+        return [image for one in listed if (image := self.image(one["Id"])) is not None]
+
     def remove_container(self, name: str) -> None:
         """Removes a container and its anonymous volumes, running or not. Does nothing if there is none."""
         try:

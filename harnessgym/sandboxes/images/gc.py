@@ -40,8 +40,7 @@ class Built:
 
 def built(engine: EngineConnection) -> list[Built]:
     """All our images, the most recently used first."""
-    images = engine.client.images.list(filters={"label": LABEL}, all=True)
-    return sorted((_built(image) for image in images), key=lambda image: image.used, reverse=True)
+    return sorted(map(_built, engine.images(LABEL)), key=lambda image: image.used, reverse=True)
 
 
 def collect(engine: EngineConnection, *, older_s: float, dry: bool = False) -> list[Built]:

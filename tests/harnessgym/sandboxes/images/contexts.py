@@ -1,5 +1,6 @@
 """Folders with a Dockerfile of a content of their own; what is built from them goes afterwards."""
 
+import time
 import uuid
 from contextlib import contextmanager
 
@@ -27,13 +28,12 @@ def contexts(engine, folder):
 
 def discard(engine, label):
     """Removes every image with that label: one that others stand on only loses its names, and goes in a
-    later round. Fails if something uses one.
+    later round. Waits while the engine still ends a build that was given up; fails if something else uses one.
     """
-    before = None
-    while images := engine.client.images.list(filters={"label": f"test={label}"}, all=True):
-        names = {image.id: tuple(image.tags) for image in images}
-        assert names != before, f"something still uses {names}"
-        before = names
+    deadline = time.monotonic() + 60
+    while images := engine.images(f"test={label}"):
+        assert time.monotonic() < deadline, f"something still uses {[image.id for image in images]}"
         for image in images:
             for named in image.tags or [image.id]:
                 engine.remove_image(named)
+        time.sleep(0.02)

@@ -14,14 +14,11 @@ from hypothesis import strategies as st
 
 from harnessgym.errors import ImageError
 from harnessgym.sandbox import InstallStep
-from harnessgym.sandboxes.images.build_lock import folder
 from harnessgym.sandboxes.images.builder import CONTEXTS
 from harnessgym.sandboxes.images.contexts import starting_images
-from harnessgym.sandboxes.images.gc import collect
 from harnessgym.sandboxes.images.layers import ensure, workdir_of
 
 docker = pytest.mark.docker
-YEAR = 365 * 86_400.0
 ASK = """
 import sys
 from harnessgym.sandboxes.images.layers import ensure
@@ -168,20 +165,6 @@ def test_the_workdir_of_an_image(engine, make_context, make_image):
     assert workdir_of(make_image(), engine=engine) == "/"
     with pytest.raises(ImageError, match="'no-such/image'"):
         workdir_of("no-such/image", engine=engine)
-
-
-@docker
-def test_it_goes_when_nobody_has_wanted_it_for_long(engine, make_context):
-    context = make_context("RUN echo 1 > /a", "RUN echo 2 > /b")
-    mine = {"label": f"test={where(context).name}"}
-    image = ensure(context, [], engine=engine)
-    collect(engine, older_s=YEAR)
-    assert engine.image(image) is not None
-    os.utime(folder() / image.partition(":")[2], (time.time() - 2 * YEAR,) * 2)
-    assert len(engine.client.images.list(filters=mine, all=True)) > 1
-    collect(engine, older_s=YEAR)
-    assert engine.image(image) is None
-    assert engine.client.images.list(filters=mine, all=True) == []
 
 
 def test_what_a_dockerfile_starts_from():

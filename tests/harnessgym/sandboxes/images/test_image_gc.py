@@ -1,13 +1,20 @@
-"""Garbage collection: what is old, ours and unused goes; nothing else does."""
+"""Garbage collection: what is old, ours and unused goes; nothing else does. Tests of it stay in this file: they
+age their images, which a collection in another process would remove too.
+"""
 
 import os
+import threading
 import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from harnessgym.sandbox import InstallStep
 from harnessgym.sandboxes.images.build_lock import alone, folder
 from harnessgym.sandboxes.images.builder import BUILDING, LAYERS
+from harnessgym.sandboxes.images.connection import EngineConnection
 from harnessgym.sandboxes.images.gc import built, collect
 from harnessgym.sandboxes.images.layers import ensure
 
@@ -74,6 +81,39 @@ def test_containers_of_killed_builds_go_and_those_of_running_ones_stay(engine, m
         assert f"/{BUILDING}{alive}" in names
     finally:
         engine.remove_container(f"{BUILDING}{alive}")
+
+
+def test_an_image_of_a_folder_goes_when_nobody_has_wanted_it_for_long(engine, make_context):
+    context = make_context("RUN echo 1 > /a", "RUN echo 2 > /b")
+    mine = f"test={Path(context).name}"
+    image = ensure(context, [], engine=engine)
+    collect(engine, older_s=YEAR)
+    assert engine.image(image) is not None
+    os.utime(folder() / image.partition(":")[2], (time.time() - 2 * YEAR,) * 2)
+    assert len(engine.images(mine)) > 1
+    collect(engine, older_s=YEAR)
+    assert engine.image(image) is None
+    assert engine.images(mine) == []
+
+
+def test_images_that_others_remove_meanwhile_are_left_out(engine):
+    """Another process makes an image and removes it, again and again."""
+    name, done = f"harnessgym-test/{uuid.uuid4().hex}", threading.Event()
+
+    def come_and_go():
+        with EngineConnection() as other:
+            while not done.is_set():
+                change = [f"LABEL test={name}"]
+                other.client.api.import_image_from_data(b"\0" * 1024, repository=name, changes=change)
+                other.remove_image(name)
+
+    with ThreadPoolExecutor() as pool:
+        coming = pool.submit(come_and_go)
+        try:
+            assert {len(engine.images(f"test={name}")) for _ in range(100)} == {0, 1}
+        finally:
+            done.set()
+        coming.result()
 
 
 def test_what_is_listed_says_what_it_is(engine, make_image):
