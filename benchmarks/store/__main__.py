@@ -64,7 +64,7 @@ def _on_sqlite(quick: bool) -> dict[str, Any]:
 
 
 def _measure(new: Callable[[], str], quick: bool) -> dict[str, Any]:
-    turns, long, many, listed = (10, 50, 50, 500) if quick else (50, 1_000, 1_000, 10_000)
+    turns, long, many, listed = (4, 50, 50, 500) if quick else (50, 1_000, 1_000, 10_000)
     out: dict[str, Any] = {}
     for way in ("ours", "naive"):
         for processes, tasks in ((1, 32), (4, 8)):

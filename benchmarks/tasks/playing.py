@@ -32,7 +32,7 @@ def leavings(*, quick: bool) -> Iterator[tuple[str, Figures]]:
     """What there is more of after than before, by environment, agent and sandbox."""
     for sandbox, name, tasks in _PLAYED:
         _usable(sandbox)
-        for row in left_behind.rows(8 if quick else 1_000, ((name, tasks),), (sandbox,)):
+        for row in left_behind.rows(4 if quick else 1_000, ((name, tasks),), (sandbox,)):
             what = f"{row.id}{f' on {tasks}' if tasks else ''}, {row.agent} ({row.sandbox})"
             more = sum(max(0, row.after[each] - row.before[each]) for each in row.before)
             yield what, {"left_behind": float(more), "steps": float(row.steps), "seconds": row.seconds}
