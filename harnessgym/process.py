@@ -18,6 +18,8 @@ from harnessgym.heartbeat import VARIABLE, HeartbeatListener
 PARENT = "HARNESSGYM_PARENT"
 """Environment variable of a service with the pid of its parent. The service ends with it."""
 _PR_SET_PDEATHSIG = 1
+_AGAIN_S = 0.01
+"""After how long an interruption is sent again that Python has dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,18 @@ def hear_interruptions() -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
+    # Python drops what is raised in `__del__` or the callback of a weak reference. An interruption that it
+    # drops is sent again once that callback has returned.
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    report = sys.unraisablehook
+
+    def interrupt_again(dropped: "sys.UnraisableHookArgs") -> None:
+        if isinstance(dropped.exc_value, KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+        else:
+            report(dropped)
+
+    sys.unraisablehook = interrupt_again
 
 
 @contextlib.contextmanager

@@ -3,8 +3,9 @@
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NoReturn
 
 import typer
 
@@ -69,6 +70,12 @@ def app() -> typer.Typer:
     return root
 
 
+@cache
+def command() -> Callable[[Sequence[str] | None], Any]:
+    """The command tree, built once: a service that is forked has it from the fork server."""
+    return typer.main.get_command(app())
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """Entry point. Exit status 0: done; 1: done, and the answer is no; 2: an error; 130: interrupted.
 
@@ -77,7 +84,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """
     look_in(".")
     try:
-        app()(words)
+        command()(words)
     except HarnessGymError as error:
         _give_up(str(error))
     except Exception as error:

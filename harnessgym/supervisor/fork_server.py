@@ -30,8 +30,16 @@ from harnessgym.heartbeat import VARIABLE, HeartbeatListener
 from harnessgym.process import PARENT, die_with_parent, service_environment
 
 _BOOT = "from harnessgym.supervisor.fork_server import main; main()"
-_LATER = {"engine": "trainers.engine.server"}
-"""Modules that a service imports only when it serves."""
+_LATER = {
+    "engine": ("trainers.engine.server",),
+    "node": (
+        "anyio._backends._asyncio",
+        "harnessgym.store.backends.sqlite",
+        "httpcore",
+        "sqlalchemy.dialects.sqlite",
+    ),
+}
+"""Modules that a service imports only when it serves. Those of a node serve the others too."""
 _TITLE = 400
 """Bytes of the command line that a fork may overwrite, so that `ps` shows what it serves."""
 _LOAD_S = 600.0
@@ -260,17 +268,17 @@ def main() -> None:
 
 def _load(services: Sequence[str]) -> None:
     """Import what the services import. What fails here fails in the service too, which says why."""
-    from harnessgym.cli import app
+    from harnessgym.cli import command
     from harnessgym.registry import load
 
-    app()
+    command()
     for service in services:
         for kind in ("settings", "service"):
             with contextlib.suppress(Exception):
                 load(kind, service)
-        if service in _LATER:
+        for module in _LATER.get(service, ()):
             with contextlib.suppress(Exception):
-                importlib.import_module(_LATER[service])
+                importlib.import_module(module)
 
 
 def _report_ended(channel: socket.socket) -> None:

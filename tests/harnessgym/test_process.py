@@ -78,3 +78,23 @@ def test_an_interruption_waits_for_the_block_it_must_not_tear():
     finally:
         signal.signal(signal.SIGINT, earlier)
     assert done == ["whole"]
+
+
+def test_an_interruption_that_python_drops_in_a_callback_comes_again():
+    code = """
+import os, signal, time
+from harnessgym.process import hear_interruptions
+
+class Stopped:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+hear_interruptions()
+try:
+    Stopped()
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    with sleeper(code, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as interrupted:
+        assert interrupted.communicate(timeout=50) == (b"interrupted\n", b"")

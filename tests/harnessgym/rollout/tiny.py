@@ -7,13 +7,23 @@ from harnessgym.task import Grade, Limits, Setup, Task
 
 HERE = "tests.harnessgym.rollout.tiny"
 _CALL = """
-import json, os, subprocess, sys, time, urllib.error, urllib.request
+import json, os, socket, subprocess, sys, time
 
 def call(text="What?", model="policy", timeout=None):
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": text}]}).encode()
-    headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
-    return json.load(urllib.request.urlopen(request, timeout=timeout))["choices"][0]["message"]["content"]
+    # Without an HTTP library, which would take more processor time than all else that such a program does.
+    address, _, path = os.environ["OPENAI_BASE_URL"].removeprefix("http://").partition("/")
+    host, _, port = address.rpartition(":")
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": text}]})
+    lines = [
+        f"POST /{path}/chat/completions HTTP/1.0", f"Host: {address}", "Content-Type: application/json",
+        f"Content-Length: {len(body)}", "Authorization: Bearer " + os.environ["OPENAI_API_KEY"], "", body,
+    ]
+    with socket.create_connection((host, int(port)), timeout=timeout) as connection:
+        connection.sendall("\\r\\n".join(lines).encode())
+        head, _, answer = connection.makefile("rb").read().partition(b"\\r\\n\\r\\n")
+    if head.split()[1:2] != [b"200"]:
+        raise OSError(head.decode() or "no answer")
+    return json.loads(answer)["choices"][0]["message"]["content"]
 """
 HARNESSES = {
     "good": "open('answer.txt', 'w').write(call())",
@@ -53,7 +63,7 @@ HARNESSES = {
     "is_killed": "call(); os.kill(os.getpid(), 9)",
     "fills": "call(); raise OSError(28, 'No space left on device')",
     "obeys": "call(); exec(open('instruction.txt').read().rpartition('---')[2])",
-    "talks": "\nfor i in range(99):\n    try: call(str(i))\n    except urllib.error.HTTPError: break",
+    "talks": "\nfor i in range(99):\n    try: call(str(i))\n    except OSError: break",
 }
 """Name to the program behind `call(text)`, which asks the proxy for a chat completion."""
 
