@@ -1,4 +1,4 @@
-"""Gets a call its answer: from an engine, another engine if the first is lost, or an outside model."""
+"""Gets the answer of a call: from an engine (another one if the first is lost) or from an outside model."""
 
 from contextlib import aclosing
 from dataclasses import replace
@@ -20,8 +20,8 @@ class Answerer:
     """Samples the answers of calls."""
 
     def __init__(self, workers: WorkerTable, policies: ServedPolicies, run_id: str) -> None:
-        """`run_id` is part of the salt of engines' prefix caches, with the policy and its version: no entry
-        is used under another policy or version.
+        """`run_id` and the policy version form the salt of the engines' prefix caches; with several policies
+        it is the policy's id and the version. So no cache entry is used under another policy or version.
         """
         self._workers = workers
         self._policies = policies
@@ -40,10 +40,10 @@ class Answerer:
                 call.sampled.finish_reason = "length"
                 return
             try:
-                async with self._workers.taking(self._wanted(session, call)) as worker:
+                async with self._workers.taking(self._worker_filter(session, call)) as worker:
                     call.silence.whole = is_text(worker.upstream)
                     if is_text(worker.upstream):
-                        await self._hear(
+                        await self._complete(
                             session, worker.row.id, cast("TextUpstream", worker.upstream), call, feed
                         )
                     else:
@@ -86,7 +86,7 @@ class Answerer:
                     return
         raise UpstreamLost(f"Worker {row.id} ended its answer without a finish reason.")
 
-    async def _hear(
+    async def _complete(
         self, session: Session, worker_id: str, upstream: TextUpstream, call: Call, feed: TokenFeed
     ) -> None:
         """Get the answer of an outside model."""
@@ -110,7 +110,7 @@ class Answerer:
         call.sampled.accept_text(answer, language)
         feed.add(call.sampled.ids)
 
-    def _wanted(self, session: Session, call: Call) -> WorkerFilter:
+    def _worker_filter(self, session: Session, call: Call) -> WorkerFilter:
         """The workers that may answer a call. The first policy's pin and oldest version are the session's
         own; those of other policies are in its limits, by policy.
         """

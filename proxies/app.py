@@ -46,8 +46,8 @@ _BACKLOG = 1_024
 def listen(
     fd: int | None, uds: Path | None, host: str, port: int | None, *, mode: int = 0o600
 ) -> socket.socket | None:
-    """The first one given of an inherited socket, a unix socket (with file mode `mode`) and a TCP port, else
-    None. Raises `ConfigError` if it cannot listen.
+    """A listening socket: the inherited `fd`, else a unix socket with file mode `mode`, else a TCP port. None
+    if none of them is given. Raises `ConfigError` if it cannot listen.
     """
     if fd is not None:
         return socket.socket(fileno=fd)
@@ -105,9 +105,9 @@ class PolicySettings(Config):
     """One of several policies behind a proxy."""
 
     id: str
-    """In the store."""
+    """Its id in the store."""
     name: str
-    """The model name that asks for it."""
+    """The model name under which harnesses request it."""
     path: Path
     """Its model folder."""
 
@@ -132,7 +132,7 @@ class ProxySettings(EngineTimeouts):
     served_model_name: str = "policy"
     """Name under which harnesses find the policy."""
     policies: tuple[PolicySettings, ...] = ()
-    """Where there are several: all of them, `policy` first."""
+    """All policies, if there are several; the one at `policy` comes first."""
     host: str = "127.0.0.1"
     """Where harnesses connect over TCP."""
     port: int | None = None
@@ -156,13 +156,13 @@ class ProxySettings(EngineTimeouts):
     control_key: ControlKey = environment_field()
     """Bearer key of the control routes; HARNESSGYM_CONTROL_KEY in the environment if not given."""
     max_length: int = 32_768
-    """Prompt and completion of a call together, in tokens."""
+    """Longest prompt plus completion of a call, in tokens."""
     max_body: int = 64 << 20
-    """Bytes of a request's body."""
+    """Largest request body, in bytes."""
     max_in_flight: int = 1_024
-    """Calls at once; more are refused as overload."""
+    """Most calls in flight; further ones are refused as overload."""
     keepalive_s: float = 10.0
-    """A stream that says nothing for this long gets a keep-alive."""
+    """Seconds without data after which a stream gets a keep-alive."""
     disconnect_grace_s: float = 5.0
     """How long a call runs on after its last client left."""
     worker_wait_s: float = 120.0

@@ -82,14 +82,14 @@ class StreamSilence:
     since: float = field(default_factory=time.monotonic)
     """When the last tokens came, or the call began."""
     lost: bool = False
-    """Whether an engine was lost since then that was not being drained or updated."""
+    """Whether an engine was lost since then. One that was being drained or updated does not count."""
     lost_s: float = 0.0
     """The longest silence that ended on another engine, because one was lost."""
     open_s: float = 0.0
     """How long it had been silent when its last client left or it was interrupted; 0.0 while it has a
     client."""
     whole: bool = False
-    """Whether an outside model answers. It sends its answer whole, so it is always silent until then."""
+    """Whether an outside model answers. It sends the answer in one piece and nothing before it."""
 
     def end(self) -> None:
         """End the silence: tokens have come."""
@@ -100,7 +100,7 @@ class StreamSilence:
         self.since = now
 
     def leave(self) -> None:
-        """Note that nobody waits any longer."""
+        """Record how long the call has been silent, when its last client left or it was interrupted."""
         self.open_s = max(self.open_s, time.monotonic() - self.since)
 
     def timings(self) -> dict[str, float]:
@@ -153,7 +153,9 @@ class Call:
 
     @property
     def over(self) -> bool:
-        """Whether nobody needs the call any more: a client has its answer, or it has none."""
+        """Whether no retry needs the call any more: a client could act on its answer, or it was aborted or
+        failed.
+        """
         return self.settled and (self.acted or self.aborted or self.problem is not None)
 
     def publish(self, deltas: Sequence[Delta]) -> None:

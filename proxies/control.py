@@ -46,12 +46,12 @@ class OpenSession(BaseModel, extra="forbid"):
     history: Literal["keep", "template"] = "keep"
     limits: dict[str, Any] = Field(default_factory=dict)
     """turns: calls at most. tokens: sampled tokens at most. wall_s: seconds from now on. min_version: the
-    oldest policy version that may answer. min_versions, pins: by id of a further policy, the oldest and
-    the only version of it that may."""
+    oldest policy version that may answer. min_versions and pins: the oldest and the only version of each
+    further policy that may answer, by policy id."""
     options: SessionOptions = SessionOptions()
     version_pin: int | None = None
     min_version: int | None = None
-    """Short for `limits.min_version`."""
+    """Shorthand for `limits.min_version`."""
 
 
 class Seal(BaseModel, extra="forbid"):

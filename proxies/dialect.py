@@ -51,7 +51,7 @@ class ModelRequest:
     include_usage: bool = False
     """OpenAI `stream_options.include_usage`."""
     n: int = 1
-    """Answers wanted: siblings behind the same prompt."""
+    """Number of answers to sample from the same prompt (siblings)."""
     output: OutputFormat | None = None
     """Set if the answer must be JSON."""
     prompt: str | tuple[int, ...] | None = None
@@ -60,10 +60,10 @@ class ModelRequest:
     """Id of the earlier call whose conversation this one continues; `messages` then holds only what is
     new."""
     instructions: bool = False
-    """Whether the first message holds instructions that hold for this call only and are not handed on by
-    `previous`."""
+    """Whether the first message holds instructions for this call only. A call that continues this one by
+    `previous` does not inherit them."""
     identity: str | None = None
-    """What a client's retry has in common with this request, where the bodies' own bytes may differ."""
+    """Text that a client's retry shares with this request, if the bytes of the two may differ."""
     stream_type: str = "text/event-stream; charset=utf-8"
     """Content type of a streamed answer."""
     asked: Mapping[str, Any] = field(default_factory=dict)
@@ -182,14 +182,14 @@ class Problem:
     message: str
     retry_after_s: float | None = None
     tokens: int | None = None
-    """For `overflow`: how many tokens the prompt has. Harnesses read the provider's own sentence, which
-    tells both numbers."""
+    """For `overflow`: how many tokens the prompt has. Harnesses parse the provider's message, which has both
+    numbers."""
     max_tokens: int | None = None
     """For `overflow`: how many it may have."""
     limit: Literal["turns", "tokens", "wall_s", "contract"] | None = None
     """For `limit`: which budget is used up, or that a contract ends the session."""
     code: str | None = None
-    """The provider's code, where it has one for just this."""
+    """The provider's error code, if it has one for exactly this problem."""
 
 
 class RequestProblem(Exception):
@@ -202,7 +202,7 @@ class RequestProblem(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What every event of one streamed answer repeats."""
+    """The fields that every event of one streamed answer repeats."""
 
     id: str
     model: str
@@ -234,7 +234,7 @@ class Dialect(Protocol):
         ...
 
     def count(self, tokens: int) -> bytes:
-        """The body that says how many tokens a prompt has; only asked of dialects with a `count` route."""
+        """The response body with a prompt's token count. Only called on dialects with a `count` route."""
         ...
 
     def stream(

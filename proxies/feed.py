@@ -32,7 +32,7 @@ class TokenFeed:
     @property
     def stop_sequence(self) -> str | None:
         """The stop string that ended the answer, if one did."""
-        return self._stop.found
+        return self._stop.matched
 
     @property
     def reasoning_tokens(self) -> int:
@@ -92,7 +92,7 @@ class _StopText:
         self._hold = max((len(stop) - 1 for stop in self._stops), default=0)
         self._held = ""
         self._stopped = False
-        self.found: str | None = None
+        self.matched: str | None = None
         """The stop string that ended the text."""
 
     def feed(self, text: str) -> str:
@@ -120,5 +120,5 @@ class _StopText:
         ends = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if not ends:
             return text
-        end, self.found = min(ends)
+        end, self.matched = min(ends)
         return text[:end]

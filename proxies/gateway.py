@@ -136,28 +136,28 @@ class Gateway:
         connection = Connection(scope, receive, send)
         target = _target(connection.path)
         endpoint = self._find(connection.method, target.path)
-        spoken = self._dialect_of(connection) if endpoint is None else endpoint.dialect
+        dialect = self._dialect_of(connection) if endpoint is None else endpoint.dialect
         try:
             if target.path == ROUTE and connection.method == "POST":
                 await self._spans.serve(connection, target.key)
             else:
-                await self._serve(connection, target, endpoint, spoken)
+                await self._serve(connection, target, endpoint, dialect)
         except RequestProblem as refusal:
-            await connection.respond(*spoken.error(refusal.problem))
+            await connection.respond(*dialect.error(refusal.problem))
         except StoreError as error:
-            await connection.respond(*spoken.error(Problem("unavailable", str(error), retry_after_s=1.0)))
+            await connection.respond(*dialect.error(Problem("unavailable", str(error), retry_after_s=1.0)))
         except Disconnected:
             pass
 
     async def _serve(
-        self, connection: Connection, target: _Target, endpoint: _Endpoint | None, spoken: Dialect
+        self, connection: Connection, target: _Target, endpoint: _Endpoint | None, dialect: Dialect
     ) -> None:
         if connection.headers.get("upgrade", "").lower() == "websocket":
             return await connection.respond(426, {"upgrade": "HTTP/1.1", **_JSON}, b"{}")
         if connection.method == "HEAD" and target.path in ("", "/"):
             return await connection.respond(200, _JSON, b"")
         headers = {**connection.headers, ":path": target.path, ":query": connection.query.decode("latin-1")}
-        session = await self._session(target.key or spoken.secret(headers))
+        session = await self._session(target.key or dialect.secret(headers))
         try:
             await self._serve_session(connection, target, endpoint, session, headers)
         except RequestProblem as refusal:
@@ -260,7 +260,7 @@ class Gateway:
         return next(matching, None)
 
     def _dialect_of(self, connection: Connection) -> Dialect:
-        """The dialect for errors on a path that no dialect has: the one that finds the client's key."""
+        """The dialect in which to answer a path that no dialect has: the one that finds the client's key."""
         for dialect in self._dialects:
             if any(name in connection.headers for name in _KEY_HEADERS) and dialect.secret(
                 connection.headers

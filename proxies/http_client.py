@@ -190,7 +190,7 @@ class _Connection(asyncio.Protocol):
         self._limits = EngineTimeouts()
         self._silence_s = 0.0
         """How long the server may be silent now."""
-        self._heard = 0.0
+        self._last_data_at = 0.0
         """Loop time when the request was sent or the last piece of the body came."""
 
     @property
@@ -203,7 +203,7 @@ class _Connection(asyncio.Protocol):
         self._complete = False
         self._limits = limits
         self._silence_s = limits.first_token_s
-        self._heard = asyncio.get_running_loop().time()
+        self._last_data_at = asyncio.get_running_loop().time()
         self._pieces.clear()
         self._parser = httptools.HttpResponseParser(self)
         self._transport.writelines(message)  # a long prompt is not copied
@@ -231,21 +231,21 @@ class _Connection(asyncio.Protocol):
             raise UpstreamLost("The engine closed the connection before its answer was complete.")
         loop = asyncio.get_running_loop()
         self._waiter = loop.create_future()
-        self._timer = loop.call_at(self._heard + self._silence_s, self._look, self._waiter)
+        self._timer = loop.call_at(self._last_data_at + self._silence_s, self._check_silence, self._waiter)
         try:
             await self._waiter
         finally:
             self._timer.cancel()
 
-    def _look(self, waiter: "asyncio.Future[None]", *, again: bool = False) -> None:
-        """Give up a server that has sent nothing."""
+    def _check_silence(self, waiter: "asyncio.Future[None]", *, again: bool = False) -> None:
+        """Fail the wait with `UpstreamSilent`: the server has sent nothing for `_silence_s`."""
         if waiter.done():
             return
-        # If this process itself was held up (stopped, or short of processor time), the timer may fire before
-        # the loop has read bytes that arrived long ago. So look again a moment later.
+        # If this process itself was stopped or short of processor time, the timer may fire before the loop
+        # has read bytes that arrived long ago. So check once more a moment later.
         if not again:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(_LAST_LOOK_S, partial(self._look, waiter, again=True))
+            self._timer = loop.call_later(_LAST_LOOK_S, partial(self._check_silence, waiter, again=True))
             return
         self.close()
         waiter.set_exception(
@@ -280,7 +280,7 @@ class _Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
-        self._heard = asyncio.get_running_loop().time()
+        self._last_data_at = asyncio.get_running_loop().time()
         self._silence_s = self._limits.idle_s
 
     def on_message_complete(self) -> None:

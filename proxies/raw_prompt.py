@@ -1,5 +1,5 @@
-"""From a raw prompt to the exact tokens the engine is given: no chat template, and what was sampled is never
-tokenised again.
+"""Turns a raw prompt into the exact tokens for the engine. There is no chat template, and sampled text is
+never tokenised again.
 
 A client continues a text by sending it again with more behind it. The longest prompt + answer of the session
 that the text begins with supplies its own tokens, and only what follows is tokenised. Texts are read off the
@@ -17,29 +17,29 @@ from proxies.dialect import ModelRequest, Problem, RequestProblem
 from proxies.language import PolicyLanguage
 
 _KEPT_BYTES = 64 * 2**20
-"""Texts of segments that are kept; beyond that all are written anew."""
+"""Most bytes of segments' texts that are cached. When they exceed it, the cache is cleared."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Sampled tokens that a text begins with."""
+    """A stored prompt + answer that a text begins with."""
 
     end: int
-    """How many bytes of the text they are."""
+    """Where it ends in the text, in bytes."""
     segment_id: str
     unended: bool
     """Whether the last token, which ended the answer, is missing from the text."""
 
 
 def raw_chain(prompt: str | Sequence[int]) -> list[str]:
-    """The digest of a raw prompt, apart from every conversation."""
+    """The chain of a raw prompt: a single digest, which no conversation of messages can have."""
     if isinstance(prompt, str):
         return chain_digests("raw text", (Message("user", prompt),))
     return chain_digests("raw ids", (Message("user", canonical_json(list(prompt))),))
 
 
 class RawPrompts:
-    """Makes the prompts of one language's raw requests."""
+    """Turns raw requests into prompts, in one policy's language."""
 
     def __init__(self, language: PolicyLanguage) -> None:
         self._renderer = language.renderer

@@ -1,8 +1,8 @@
-"""Records as replays need them, and the replay of a record through the proxy's own parts, without a harness.
+"""Reads recorded sessions for replays, and replays a rollout through the proxy's own code, without a harness.
 
-Every recorded request is parsed by its dialect again and goes through a relay on a store of its own:
-continuation, rendering, commit. The recorded tokens answer it, so that each request meets the conversation
-that the recorded one met.
+Every recorded request is parsed by its dialect again and goes through a relay on a temporary store:
+continuation, rendering, commit. Each is answered with the recorded tokens, so the next request sees the same
+conversation as when it was recorded.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class Recording:
         )
 
     def request(self, call: RecordedCall) -> ModelRequest:
-        """What a call was asked. Raises `RequestProblem` if that cannot be read."""
+        """A call's request. Raises `RequestProblem` if it cannot be read."""
         return self._requests.request(call.id)
 
     def prompt(self, call: RecordedCall) -> TokenIds:
@@ -66,7 +66,7 @@ class Recording:
         return self._forest.ids(call.prompt_segment)
 
     def turn(self, call: RecordedCall, request: ModelRequest) -> RecordedTurn | None:
-        """A call that has an answer, as replays need it."""
+        """A call with its request and sampled tokens; None if it has no answer."""
         if call.completion_segment is None:
             return None
         completion = self._segments[call.completion_segment]
@@ -102,8 +102,7 @@ def recordings_of(store: TraceStore, name: str, read: Read) -> list[Recording]:
     known = [row for row in rows if row is not None]
     if not known:
         raise StoreError(
-            f"There is no rollout and no session {name!r} to replay. `harnessgym traces list` shows what "
-            "there is."
+            f"There is no rollout or session {name!r} to replay. `harnessgym traces list` lists them."
         )
     return [Recording(store, row, read) for row in known]
 
@@ -114,8 +113,7 @@ async def replay_rollout(
     """Put the requests of a rollout's sessions through a relay, one after the other, up to the first that
     differs.
 
-    `languages` are those of the policies that were asked in it, as its calls name them: by id, or None for
-    the only one.
+    `languages` are those of the policies that its calls name: by policy id, or None for the only policy.
     """
     done: list[CallReplay] = []
     skipped: list[str] = []
@@ -130,14 +128,14 @@ async def replay_rollout(
         TraceStore.create(f"sqlite:///{folder}/replay.db") as own,
     ):
         for recording in recordings:
-            await _Rehearsal(own, recorded, recording, done, skipped).run()
+            await _SessionReplay(own, recorded, recording, done, skipped).run()
             if done and done[-1].problem is not None:
                 break
     return ReplayReport(rollout_id, tuple(done), tuple(skipped))
 
 
-class _Rehearsal:
-    """One session through a relay."""
+class _SessionReplay:
+    """Replays one session through a relay. `own` is the temporary store."""
 
     def __init__(
         self,
@@ -147,7 +145,7 @@ class _Rehearsal:
         done: list[CallReplay],
         skipped: list[str],
     ) -> None:
-        """`recorded` are the policies by their ids of the record."""
+        """`recorded` has the policies under the ids that the record uses."""
         self._recorded = recorded
         self._recording = recording
         self._done = done
@@ -167,7 +165,7 @@ class _Rehearsal:
         self._session = Session.of(row)
 
     async def run(self) -> None:
-        """Ask every recorded request."""
+        """Send every recorded request, up to the first that differs."""
         for call in self._recording.calls:
             try:
                 request = self._recording.request(call)
@@ -182,23 +180,26 @@ class _Rehearsal:
         self._recorder.flush()
 
     async def _ask(self, recorded: RecordedCall, request: ModelRequest) -> str | None:
-        """What differs; None if nothing does."""
+        """Send one request. Returns what differs from the record; None if nothing does."""
         turn = self._recording.turn(recorded, request)
         self._playback.turns = [] if turn is None else [turn]
         self._playback.divergence = None
         prefix = load_dialect(recorded.protocol).tool_call_prefix
-        alone = replace(request, n=1)  # of several samples each is a call of the record
+        alone = replace(request, n=1)  # the record has each of several siblings as a call
         incoming = IncomingRequest(recorded.protocol, alone, b"{}", recorded.id, prefix, retry=False)
         (call,) = self._relay.calls(self._session, incoming)
-        asked = self._served.by_id(call.policy_id)
-        once = self._recorded.by_id(recorded.policy_id)
+        policy = self._served.by_id(call.policy_id)
+        recorded_policy = self._recorded.by_id(recorded.policy_id)
         policy_context = self._session.policy_context(call.policy_id)
         prompt = policy_context.forest.ids(call.prompt_segment)
         expected = self._recording.prompt(recorded)
         assert call.task is not None
         await call.task
-        if asked.name != once.name:
-            return f"its request asks the policy {asked.name!r}; that of the record asked {once.name!r}"
+        if policy.name != recorded_policy.name:
+            return (
+                f"its request goes to policy {policy.name!r}; the recorded one went to "
+                f"{recorded_policy.name!r}"
+            )
         if list(prompt) != list(expected):
             pairs = enumerate(zip(prompt, expected, strict=False))
             at = next((at for at, (one, other) in pairs if one != other), min(len(prompt), len(expected)))
@@ -207,7 +208,7 @@ class _Rehearsal:
                 f"{len(expected)} on"
             )
             start = max(0, at - _AROUND)
-            old, new = (_text(asked, ids[start : at + _AROUND]) for ids in (expected, prompt))
+            old, new = (_text(policy, ids[start : at + _AROUND]) for ids in (expected, prompt))
             return f"{where}\n{difference(old, new)}"
         if turn is not None and call.problem is not None:
             return f"its answer cannot be given again: {call.problem.message}"
@@ -221,9 +222,9 @@ def _text(policy: ServedPolicy, ids: TokenIds) -> str:
 def _session(
     conn: Connection, recorded: SessionRow, names: Sequence[str]
 ) -> tuple[SessionRow, dict[str, str]]:
-    """A session like the recorded one, of a rollout of its own; without limits, and answered from the record.
+    """Open a session like the recorded one, in a new rollout, without limits and answered from the record.
 
-    With the ids of the policies that have these names.
+    Returns it, and the ids of new policies with these `names`.
     """
     run_id = runs.add(conn, "replay", {}, "", "training")
     ids = {name: policies.register(conn, run_id, name) for name in names}

@@ -78,7 +78,7 @@ class Session:
     prompts: dict[str, int] = field(default_factory=dict)
     """How often each prompt segment was asked."""
     opened_at: float = field(default_factory=time.monotonic)
-    """`time.monotonic` when it was opened, be it by an earlier process."""
+    """`time.monotonic` at its opening, which may have been in an earlier process."""
     _begun: set[str] = field(default_factory=set)
     """Calls whose prefixes are all in `seen_prefixes`: those that began in this process."""
     _readers: dict[str, BodyReader] = field(default_factory=dict)
@@ -269,7 +269,7 @@ class Session:
         return self.tracker.answered(call.id, agent, answer, call.sampled.finish_reason, answer_digest)
 
     def watched(self, call_id: str, tokens: int, answer: Message) -> None:
-        """Hold an answer to the session's contracts. Side calls have no agent and are exempt."""
+        """Check an answer against the session's contracts. Side calls have no agent and are exempt."""
         agent = self.lineages.of_call.get(call_id)
         if agent is not None:
             self.watch.committed(call_id, agent, tokens, answer)

@@ -1,5 +1,5 @@
-"""JSON text to values that every later step can write again: no NaN, no infinity, no lone surrogates, no deep
-nesting.
+"""Parses JSON text to values that every later step can write again: no NaN, no infinity, no lone surrogates,
+no deep nesting.
 
 `json.loads` accepts all four, and each then breaks something far away: a tokenizer, a hash, a client's
 parser, the stack.
@@ -34,9 +34,9 @@ def loads_lenient(text: str) -> Any:
 
 
 def scan(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """The value at a place in a longer JSON text, as `loads_lenient` gives it, and where it ends.
+    """The value at index `at` of a longer JSON text, as `loads_lenient` gives it, and the index of its end.
 
-    `depth` is how many objects and arrays it stands in. Raises `ValueError`.
+    `depth` is the number of objects and arrays around it. Raises `ValueError`.
     """
     try:
         value, end = _SCAN(text, at)

@@ -106,25 +106,25 @@ class TextCall:
 class TextAnswer:
     """The answer of an outside model."""
 
-    said: Message | str | tuple[int, ...]
+    content: Message | str | tuple[int, ...]
     """A message, text as the policy would write it (markup and all, without its end of turn), or token ids
     of the policy."""
     logprobs: tuple[float, ...] | None = None
     """One per token id, of the distribution it was sampled from. Only an answer of token ids may have them,
     and only an answer with logprobs can be trained on."""
     version: int = 0
-    """The policy version that sampled the ids, where there are logprobs."""
+    """The policy version that sampled the ids, if there are logprobs."""
     finish_reason: Literal["stop", "length"] = "stop"
     body: bytes | None = None
     """The provider's response body, to be recorded."""
     versions: tuple[int, ...] | None = None
-    """One policy version per id, where they differ from `version`."""
+    """One policy version per id, if they differ from `version`."""
 
     def ids(self, language: PolicyLanguage) -> tuple[int, ...]:
         """The answer in the policy's tokens. Raises `UpstreamError` if it cannot be expressed in them."""
-        if isinstance(self.said, tuple):
-            return self.said
-        ids = language.write(self.said)
+        if isinstance(self.content, tuple):
+            return self.content
+        ids = language.write(self.content)
         cut = self.finish_reason == "length" and ids[-1] in language.stop_token_ids
         return ids[:-1] if cut else ids
 

@@ -80,7 +80,7 @@ class Worker:
     """The timeouts that end its calls in flight."""
 
     def heard(self) -> None:
-        """Note that it gave a token."""
+        """Note that it has just given a token, or got its first call."""
         self.quiet_since = asyncio.get_running_loop().time()
 
     def quiet_s(self) -> float:
@@ -277,7 +277,7 @@ class WorkerTable:
         try:
             async with ending:
                 yield
-            # Only after a call that ended normally. One that was cancelled leaves open whether its worker
+            # Cleared only after a call that ended normally: a cancelled one does not show whether the worker
             # would have answered.
             if worker.load == 1:
                 worker.quiet_since = None

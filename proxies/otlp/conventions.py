@@ -1,14 +1,18 @@
 """Reads what a span reports, by the conventions that agent frameworks follow.
 
-| span or attribute | meaning | |---|---| | `gen_ai.operation.name` chat, generate_content, text_completion;
-OpenInference LLM | a model call | | execute_tool; TOOL, RETRIEVER | a tool call and its result | |
-invoke_agent, create_agent; AGENT | an agent's run: its spawn and its return, or its end by an error | |
-OpenInference TOOL named "handoff to X" | a decision to hand over, and the handoff message | |
-apply_guardrail; GUARDRAIL | a safety event | | a tool span whose error says that the tool was refused | a
-safety event beside the tool call | | a tool, a step or a span event named after a human's approval or input
-| a human intervention | | an operation, span or span event named after a public event kind
-(`human_intervention`, `message`, ...) | that event | | anything else, EVALUATOR and CHAIN included | a step
-that contains other spans |
+Each line has values of `gen_ai.operation.name` (lower case) or of OpenInference's span kind (upper case), and
+what they mean:
+
+- chat, generate_content, text_completion; LLM: a model call.
+- execute_tool; TOOL, RETRIEVER: a tool call and its result.
+- invoke_agent, create_agent; AGENT: an agent's run, that is its spawn, and its return or its end by an error.
+- a TOOL span named "handoff to X": a decision to hand over, and the handoff message.
+- apply_guardrail; GUARDRAIL: a safety event.
+- a tool span whose error says that the tool was refused: a safety event in addition to the tool call.
+- a tool, step or span event named after a human's approval or input: a human intervention.
+- an operation, span or span event named after a public event kind (`human_intervention`, `message`, ...):
+  that event.
+- anything else, EVALUATOR and CHAIN included: a step that contains other spans.
 
 OpenTelemetry GenAI: https://opentelemetry.io/docs/specs/semconv/gen-ai/ . OpenInference:
 https://arize-ai.github.io/openinference/spec/semantic_conventions.html . Traceloop's span kinds are

@@ -57,8 +57,8 @@ MAX_SPANS = 20_000
 
 
 @dataclass
-class _Taken:
-    """The spans that one rollout has so far."""
+class _RolloutSpans:
+    """The spans of one rollout that are stored."""
 
     spans: set[tuple[str, str]] | None = None
     """Trace and span ids; None until they are read from the store."""
@@ -75,7 +75,7 @@ class SpanIntake:
         self._sessions = table
         self._recorder = recorder
         self._max_spans = max_spans
-        self._taken: dict[str, _Taken] = {}
+        self._stored: dict[str, _RolloutSpans] = {}
 
     async def serve(self, connection: Connection, key: str | None) -> None:
         """Answer one export. `key` is the session key in the path, if there is one."""
@@ -96,11 +96,11 @@ class SpanIntake:
         """Weave a rollout's spans into its events and edges, once the last of its sessions is sealed."""
         rollout_id = session.row.rollout_id
         # The lock waits for exports that are being committed: their spans must be part of the weave.
-        async with self._taken.setdefault(rollout_id, _Taken()).lock:
+        async with self._stored.setdefault(rollout_id, _RolloutSpans()).lock:
             event_rows, drawn = await asyncio.to_thread(self._woven, rollout_id)
             if event_rows or drawn:
                 await self._recorder.write(lambda conn: _write(conn, event_rows, drawn))
-        self._taken.pop(rollout_id, None)
+        self._stored.pop(rollout_id, None)
 
     async def _session(self, key: str | None) -> Session:
         session = await self._sessions.by_key(key) if key else None
@@ -125,7 +125,7 @@ class SpanIntake:
         rollout_id = session.row.rollout_id
         # Exporters resend after a timeout, perhaps while the first request is still being written. The lock
         # makes the check for duplicates and the commit one step.
-        rollout_spans = self._taken.setdefault(rollout_id, _Taken())
+        rollout_spans = self._stored.setdefault(rollout_id, _RolloutSpans())
         async with rollout_spans.lock:
             if rollout_spans.spans is None:
                 rollout_spans.spans = await asyncio.to_thread(self._load, rollout_id)

@@ -104,7 +104,7 @@ def encoding_of(content_type: str) -> Encoding:
     if kind == PROTOBUF:
         return PROTOBUF
     raise WireProblem(
-        415, f"OTLP/HTTP comes as {JSON} or {PROTOBUF}, not as {kind or 'nothing in particular'}."
+        415, f"Send OTLP/HTTP as {JSON} or {PROTOBUF}; the content type is {kind or 'missing'}."
     )
 
 
@@ -114,13 +114,13 @@ def unpacked(body: bytes, content_encoding: str, limit: int) -> bytes:
     if kind in ("", "identity"):
         return body
     if kind != "gzip":
-        raise WireProblem(415, f"The content encoding {kind!r} is not known here: send gzip or none.")
+        raise WireProblem(415, f"The content encoding {kind!r} is not supported: send gzip or none.")
     # One byte more than the limit is enough to know: a gzip bomb is never inflated whole.
     inflate = zlib.decompressobj(wbits=31)
     try:
         data = inflate.decompress(body, limit + 1)
     except zlib.error as error:
-        raise WireProblem(400, f"The body is no gzip: {error}.") from None
+        raise WireProblem(400, f"The body is not gzip: {error}.") from None
     if len(data) > limit:
         raise WireProblem(413, f"The unpacked body has more than {limit:,} bytes.")
     if not inflate.eof:
@@ -133,7 +133,7 @@ def decode(data: bytes, encoding: Encoding) -> OtlpExport:
     try:
         request = _Request.model_validate(_from_json(data) if encoding == JSON else _from_protobuf(data))
     except ValidationError as error:
-        raise WireProblem(400, f"This is no ExportTraceServiceRequest: {_first(error)}") from None
+        raise WireProblem(400, f"This is not an ExportTraceServiceRequest: {_first(error)}") from None
     spans: list[OtlpSpan] = []
     rejected = 0
     reason = ""
@@ -309,7 +309,7 @@ def _from_json(data: bytes) -> Any:
     try:
         return loads_lenient(data.decode())
     except ValueError as error:
-        raise WireProblem(400, f"The body is no JSON: {error}.") from None
+        raise WireProblem(400, f"The body is not JSON: {error}.") from None
 
 
 def _from_protobuf(data: bytes) -> Any:
@@ -326,7 +326,7 @@ def _from_protobuf(data: bytes) -> Any:
     try:
         message = protobuf.ExportTraceServiceRequest.FromString(data)
     except problem.DecodeError as error:
-        raise WireProblem(400, f"The body is no protobuf: {error}.") from None
+        raise WireProblem(400, f"The body is not protobuf: {error}.") from None
     request = form.MessageToDict(message, use_integers_for_enums=True)
     # Protobuf's own JSON form writes bytes as base64, but OTLP's JSON writes ids as hex.
     for resource_spans in request.get("resourceSpans", ()):

@@ -130,9 +130,9 @@ class FamilyRenderer(TemplateRenderer):
             config = type(configs.config_from_name(name))(thinking_retention="all")
             family: Family = package.create_renderer(_Adapter(self), config)
             agrees = all(self._agrees(family, *shown) for shown in _CONVERSATIONS)
-        # Foreign code that a folder of another family may lead anywhere.
+        # Code of another package: with a tokenizer of another family it may raise anything.
         except Exception as error:  # noqa: BLE001
-            log.info("The family %s does not take this tokenizer: %s", name, error)
+            log.info("The family %s cannot use this tokenizer: %s", name, error)
             return False
         if agrees:
             self.family = family

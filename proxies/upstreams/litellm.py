@@ -118,7 +118,7 @@ def _key(name: str) -> str:
         return os.environ[name]
     except KeyError:
         raise ConfigError(
-            f"The environment variable {name}, which is to hold an outside model's key, is not set."
+            f"The environment variable {name}, which should hold an outside model's key, is not set."
         ) from None
 
 

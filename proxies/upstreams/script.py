@@ -47,7 +47,7 @@ class ScriptedAnswer(Config):
     reasoning: str = ""
     tool_call: ScriptedCall | None = None
     tool_calls: tuple[ScriptedCall, ...] = ()
-    """More than one call."""
+    """Further tool calls, after `tool_call`."""
 
     @model_validator(mode="after")
     def _says_something(self) -> "ScriptedAnswer":
@@ -69,7 +69,7 @@ class Script(Config):
     """A script file."""
 
     answers: tuple[str | ScriptedAnswer, ...] = Field(min_length=1)
-    """Text as the policy would write it, markup and all; or what an answer is made of."""
+    """Each is text as the policy would write it, markup and all, or an answer given by its parts."""
 
 
 class ScriptUpstream(ScriptedUpstream):
@@ -94,7 +94,7 @@ class ScriptUpstream(ScriptedUpstream):
     def _next(self, prompt: TokenIds, sampling: Sampling) -> TokenIds:  # noqa: ARG002
         if not self._written:
             raise UpstreamError(
-                "A scripted worker needs the policy's language: it serves behind a proxy only."
+                "A scripted worker needs the policy's language: it works behind a proxy only."
             )
         self._given += 1
         self.asked.clear()  # nobody reads them, and they would grow for as long as the proxy lives

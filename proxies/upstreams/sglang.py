@@ -98,7 +98,7 @@ class SglangUpstream:
             entries = orjson.loads(await response.body())["meta_info"]["input_token_logprobs"]
         if [entry[1] for entry in entries] != list(ids):
             raise UpstreamError(
-                f"The engine was given {len(ids)} tokens and scored {len(entries)}, or others."
+                f"The engine got {len(ids)} tokens and scored {len(entries)}, or other tokens."
             )
         return np.array([0.0, *(entry[0] for entry in entries[1:])], dtype=np.float32)
 
@@ -170,8 +170,8 @@ class SglangUpstream:
         version = str(label).partition("@")[0]  # a weight agent says `VERSION@POLICY`
         if not version.isdecimal():
             raise UpstreamLost(
-                f"The engine serves weights {label!r}, the worker is known for version {self.version}. Was "
-                "it started anew? Its weight agent will bring it to the newest version."
+                f"The engine serves weights {label!r}, but the worker is registered with version "
+                f"{self.version}. Was it restarted? Its weight agent will install the newest version."
             )
         return int(version)
 

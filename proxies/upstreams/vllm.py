@@ -74,7 +74,7 @@ class PromptEcho:
         except orjson.JSONDecodeError as error:
             raise UpstreamError(f"The engine sent an event that is not JSON: {error}") from error
         if not same:
-            raise UpstreamError("The engine says that it was given another prompt than it was sent.")
+            raise UpstreamError("The engine echoed another prompt than the one that was sent.")
         return self._ended(behind)
 
     def _ended(self, behind: bytes) -> bytes:
@@ -210,12 +210,16 @@ class OutsideVllmUpstream(VllmUpstream):
             )
         try:
             serves = str(orjson.loads(body)["weight_version"])
-        except (orjson.JSONDecodeError, KeyError, TypeError):  # what answers any path, but not this question
+        except (
+            orjson.JSONDecodeError,
+            KeyError,
+            TypeError,
+        ):  # a server that answers every path with something else
             return
         if serves.partition("@")[0] != str(self.version) and not (serves == "default" and self.version == 0):
             raise UpstreamLost(
-                f"The engine serves weights {serves!r}, the worker is known for version {self.version}. "
-                "Was it started anew? Its weight agent will bring it to the newest version."
+                f"The engine serves weights {serves!r}, but the worker is registered with version "
+                f"{self.version}. Was it restarted? Its weight agent will install the newest version."
             )
 
 

@@ -95,8 +95,8 @@ async def test_what_is_not_there_cannot_be_replayed(make_world: MakeWorld) -> No
         session = await world.open(options=SessionOptions(replay="nobody"))
         refused = await world.chat(session.key, [{"role": "user", "content": "hi"}])
         assert refused.status_code == 502
-        assert "no rollout and no session 'nobody'" in json.dumps(refused.json())
-        with pytest.raises(StoreError, match="no rollout and no session"):
+        assert "no rollout or session 'nobody'" in json.dumps(refused.json())
+        with pytest.raises(StoreError, match="no rollout or session"):
             await replay_rollout(world.store, "nobody", {None: world.language})
 
 

@@ -79,7 +79,7 @@ async def test_a_request_that_would_ask_another_policy_is_told(make_world: MakeW
         await ask(world, session.key, "helper", [{"role": "user", "content": "other"}])
         language = PolicyLanguage.of_policy(POLICY)
         report = await replay_rollout(world.store, world.rollout_id, dict.fromkeys(ids.values(), language))
-        assert "asks the policy 'helper'; that of the record asked 'policy'" in str(report.calls[0].problem)
+        assert "goes to policy 'helper'; the recorded one went to 'policy'" in str(report.calls[0].problem)
 
 
 async def test_a_language_that_is_missing_names_its_policy(make_world: MakeWorld, marking: Path) -> None:

@@ -191,7 +191,7 @@ async def test_tokens_of_an_engine_that_serves_no_version_are_lost(label: str, k
     spans = [{"version": "4", "start": 0, "end": 1}, {"version": label, "start": 1, "end": 2}]
     async with serving(Sglang(event([11], 1, STOP, weight_version=label)), known) as upstream:
         with pytest.raises(
-            UpstreamLost, match=f"serves weights '{label}', the worker is known for version {known}"
+            UpstreamLost, match=f"serves weights '{label}', but the worker is registered with version {known}"
         ):
             await collect(upstream)
     async with serving(
@@ -235,7 +235,7 @@ async def test_scores_and_health() -> None:
             0,
             0,
         )
-        with pytest.raises(UpstreamError, match="or others"):
+        with pytest.raises(UpstreamError, match="or other tokens"):
             await upstream.score([5, 6])
         with pytest.raises(UpstreamError, match="temperature 1"):
             await upstream.score(PROMPT, 0.5)

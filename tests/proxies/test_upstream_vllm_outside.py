@@ -130,7 +130,8 @@ async def test_an_engine_with_other_weights_is_lost_and_unhealthy(label: str, ve
     async with served() as (engine, connect):
         engine.label, upstream = label, connect(version)
         with pytest.raises(
-            UpstreamLost, match=f"serves weights '{label}', the worker is known for version {version}"
+            UpstreamLost,
+            match=f"serves weights '{label}', but the worker is registered with version {version}",
         ):
             await collect(upstream)
         assert not await upstream.healthy()

@@ -67,7 +67,7 @@ class _Group:
 
     items: list[_Item]
     answer: str | None = None
-    """The id of their answer, once an item has told it."""
+    """The id of the answer they belong to; None until an item names it."""
     answered: bool = False
     """Whether a tool result has followed them."""
 
