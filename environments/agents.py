@@ -1,4 +1,4 @@
-"""Agents for checks and benchmarks of the environments: one acts at random, one plays tasks' solutions."""
+"""Agents for checks and benchmarks of the environments: one acts at random, one performs the solutions."""
 
 import json
 import shlex
@@ -41,7 +41,7 @@ class RandomAgent:
 
 
 class GoldAgent:
-    """Plays each task's solution, action by action, and ends the episode.
+    """Performs each task's solution, action by action, and ends the episode.
 
     With `harness`, it answers the requests of the plain agent (`environments/harness/agent.py`) instead.
     """
@@ -52,7 +52,7 @@ class GoldAgent:
         self._left: Iterator[str] = iter(())
 
     def begin(self, info: Mapping[str, Any]) -> None:
-        """Looks the solution up. Raises TaskError if the task has none."""
+        """Looks up the solution. Raises TaskError if the task has none."""
         self._left = self._lines(self._tasks[info["task_id"]])
 
     def act(self, observation: Any) -> str:  # noqa: ARG002
@@ -62,7 +62,7 @@ class GoldAgent:
 
 @dataclass(slots=True)
 class Played:
-    """The result of some steps."""
+    """The result of `play`."""
 
     steps: int = 0
     rewards: list[float] = field(default_factory=list)
@@ -115,5 +115,5 @@ def _shell(command: str) -> str:
 
 def _solution(task: Task) -> Any:
     if task.solution is None:
-        raise TaskError(f"Task {task.id!r} has no solution that could be played.")
+        raise TaskError(f"Task {task.id!r} has no solution to perform.")
     return task.solution

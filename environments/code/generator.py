@@ -1,5 +1,5 @@
-"""Asks reasoning-gym for items, and for scores of answers. Run as a process of its own, never imported: see
-`reasoning`.
+"""Gets items, and scores of answers, from reasoning-gym. Runs as a process of its own and is never imported:
+see `reasoning`.
 
 The job is on stdin: `{"ask": {family: [seed]}}` or `{"score": {"family", "seed", "question", "answer"}}`. The
 reply is the last line on the descriptor that was standard output; what the package prints goes to standard
@@ -20,7 +20,7 @@ _MEMORY_BYTES = 8 << 30
 
 
 def main() -> None:
-    """Reads the job, and does it."""
+    """Reads a job from stdin and writes the reply."""
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def _item(gym: Any, family: str, seed: int) -> dict[str, Any]:
-    """A question with the generator's answer, and what the family's own score says of that."""
+    """A question, the generator's answer, and the score that the family gives that answer."""
     items = gym.create_dataset(family, seed=seed, size=1)
     item = items[0]
     answer = item["answer"].strip()
@@ -57,7 +57,7 @@ def _score(gym: Any, family: str, seed: int, question: str, answer: str) -> dict
         return {"other": item["question"][:500]}
     try:
         return {"score": items.score_answer(answer, item)}
-    except Exception as error:  # noqa: BLE001  # the package's trouble, told to whoever asked
+    except Exception as error:  # noqa: BLE001  # reported to the parent process
         return {"raised": f"{type(error).__name__}: {str(error)[:500]}"}
 
 

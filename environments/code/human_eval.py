@@ -100,15 +100,15 @@ def _drawn(task_id: str) -> bool:
 
 
 FLAWED: Mapping[str, str] = {
-    "human_eval/47": "An example says that the median is 15.0 where it is 8.0; the test wants 8.0.",
-    "human_eval/116": "All three examples sort by value; the test wants the order that the text describes.",
+    "human_eval/47": "An example says that the median is 15.0 where it is 8.0; the test requires 8.0.",
+    "human_eval/116": "All three examples sort by value; the test requires the order in the text.",
     "human_eval/124": (
-        "The canonical solution refuses the 31st of every month. The test has no such day: "
-        "right solutions pass."
+        "The canonical solution rejects the 31st of every month. The test has no such day, so right "
+        "solutions pass."
     ),
     "human_eval/145": (
-        "That a negative number's first digit counts as negative is said by an example only; "
-        "the test wants it."
+        "The first digit of a negative number counts as negative. Only an example says so, and the test "
+        "requires it."
     ),
 }
 """Tasks whose text, examples, test and canonical solution disagree. They stay in the set, so that it remains

@@ -6,9 +6,9 @@ score needs no knowledge (any number, or the answer among other text). The score
 `score`.
 
 The package runs in a process of its own, for questions and for scores: it is large, uses `random` and prints.
-An answer that it cannot score, or not in time, is an error and gives no reward. Families whose score would
+If it cannot score an answer in time, that is an error and gives no reward. Families whose score would
 evaluate an answer as an expression are not used: an answer is data. Each family's items are compared with a
-digest. So an id is the same task on every machine, or does not exist.
+digest, so an id is the same task on every machine, or does not exist.
 """
 
 import functools
@@ -72,7 +72,7 @@ class ReasoningTasks:
     def tasks(self, split: Split) -> Sequence[Task]:
         """The tasks of a split. Raises TaskError if no family gives the expected items."""
         if not _made()[0]:
-            raise TaskError("No family gives what it should.\n  " + "\n  ".join(self.problems))
+            raise TaskError("No family gives the expected items.\n  " + "\n  ".join(self.problems))
         return [task for task in _made()[0] if task.split == split]
 
     @property
@@ -93,7 +93,7 @@ def grade(task: Task, workspace: Path) -> Grade:
     reply = _ask({"score": {**job, "answer": answer}}, f"Task {task.id!r}")
     if "other" in reply:
         raise TaskError(
-            f"Task {task.id!r}: the generator asks something else here. Install reasoning-gym 0.1.25."
+            f"Task {task.id!r}: this generator gives another question. Install reasoning-gym 0.1.25."
         )
     if "raised" in reply:
         raise TaskError(
@@ -102,7 +102,7 @@ def grade(task: Task, workspace: Path) -> Grade:
     score = reply.get("score")
     if not is_number(score) or not 0 <= score <= 1:
         raise TaskError(
-            f"Task {task.id!r}: the family {job['family']!r} gave the score {score!r}, which is no number "
+            f"Task {task.id!r}: the family {job['family']!r} gave the score {score!r}, not a number "
             "from 0 to 1."
         )
     return Grade({"reward": float(score >= 1), "score": float(score)})
@@ -130,7 +130,7 @@ def _made() -> tuple[tuple[Task, ...], tuple[str, ...]]:
     for family, items in generated(list(DIGESTS)).items():
         if digest_of(items) != DIGESTS[family]:
             problems.append(
-                f"The family {family!r} gives other items here. Install what constraints.txt names."
+                f"The family {family!r} gives other items. Install the version in constraints.txt."
             )
             continue
         questions: set[str] = set()
@@ -184,7 +184,7 @@ def _ask(job: Mapping[str, Any], whose: str) -> Any:
     if find_spec("reasoning_gym") is None:
         raise ConfigError(
             "These questions come from the package reasoning-gym. Install it: pip install "
-            "'harnessgym-rl[reasoning]'. A C compiler must be there."
+            "'harnessgym-rl[reasoning]'. This needs a C compiler."
         )
     program = (files("environments.code") / "generator.py").read_text(encoding="utf-8")
     # A small, fixed environment: variables of this machine could change the items, and the digest would not

@@ -2,8 +2,8 @@
 
     OPENAI_BASE_URL=... OPENAI_API_KEY=... python agent.py
 
-It reads `instruction.txt` in the working directory, and ends when the model calls no tool, or asks for no
-answer any more.
+It reads `instruction.txt` in the working directory. It ends when the model calls no tool, or after
+`_TURNS` model calls.
 """
 
 import json
@@ -45,7 +45,7 @@ def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def shell(arguments: str) -> str:
-    """What a command says."""
+    """Run the command in a tool call's arguments. Returns its output and exit code."""
     try:
         command = json.loads(arguments)["command"]
         done = subprocess.run(  # noqa: PLW1510
@@ -57,7 +57,7 @@ def shell(arguments: str) -> str:
 
 
 def main() -> None:
-    """Ask, run, ask again."""
+    """Ask the model, run its tool calls, and repeat until it calls none."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": Path("instruction.txt").read_text()}]
     for _ in range(_TURNS):
         try:

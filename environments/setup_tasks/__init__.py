@@ -2,7 +2,7 @@
 
 The agent must make the repository's imports resolve and its tests collectable, using only the workspace. Each
 task is a folder beside this file, in the format of `harnessgym.tasks.native`. See
-`environments.setup_tasks.works` for what is measured.
+`environments.setup_tasks.works` for how it is graded.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
-"""Imports modules and collects tests of a workspace, and says what came of it.
+"""Imports modules and collects tests of a workspace, and reports the results.
 
 Runs in a fresh sandbox as `python3 -I -B -c <this text>` in the repository, with the job on stdin: `{"nonce",
 "pycache_prefix", "roots", "modules", "files"}`. The roots come last on `sys.path`; each import has a process
-of its own. The test files are laid into a new folder, and collected without any configuration of the
-workspace. Answers leave on a private descriptor, a line each: the nonce, then JSON in hexadecimal.
+of its own. The test files are written to a new folder and collected without any configuration of the
+workspace. Results are written to a private descriptor, a line each: the nonce, then JSON in hexadecimal.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 
 
 class Collector:
-    """A pytest plugin that says which tests there are."""
+    """A pytest plugin that reports the collected tests."""
 
     def __init__(self, say: Any) -> None:
         self._say = say
 
     def pytest_collection_finish(self, session: Any) -> None:
-        """Called once."""
+        """Reports the ids of the collected tests."""
         for item in session.items:
             self._say(test=item.nodeid)
 
 
 def main() -> None:
-    """Reads the job, and does it."""
+    """Reads the job from stdin and runs it."""
     out = os.dup(1)
     os.dup2(2, 1)
     job = json.loads(sys.stdin.buffer.read())
@@ -78,7 +78,7 @@ def main() -> None:
 def _import(name: str) -> str:
     try:
         importlib.import_module(name)
-    except Exception as error:  # noqa: BLE001  # whatever it is, it is the answer
+    except Exception as error:  # noqa: BLE001  # any error is the result
         return f"{type(error).__name__}: {str(error)[:300]}"
     return ""
 

@@ -73,7 +73,7 @@ class Search:
         if wanted is None:
             return "" if path is None else f"{module} did not come with the task"
         if path is None:
-            return f"{module} is not found"
+            return f"{module} was not found"
         same = path.stat().st_size <= _LONGEST_SEARCHED and path.read_bytes() == wanted.text.encode()
         return (
             ""
@@ -153,7 +153,8 @@ class Works(Check):
         """Runs the check. The facts `imports` and `collected` are from 0 to 1; `part` is their product."""
         if not any(path.startswith("repo/") for path in bench.files):
             raise TaskError(
-                f"{bench.where}: it is graded by what it shipped. Name the task set `setup`, not its folder."
+                f"{bench.where}: it is only graded as part of the task set `setup`. Name the set, not its "
+                "folder."
             )
         repo = bench.workspace / _REPO
         if repo.is_symlink() or not repo.is_dir():

@@ -1,6 +1,6 @@
-"""`python -m environments.swe.generate`: makes the tasks of packages and writes their manifests.
+"""`python -m environments.swe.generate`: makes tasks from packages and writes their manifests.
 
-Proofs are cached on this machine, so an interrupted generation resumes where it stopped.
+Test runs that prove faults are cached on this machine, so an interrupted generation resumes where it stopped.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ def command(
     package: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Only this package. Repeatable.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Which faults are drawn.")] = 0,
-    per_package: Annotated[int, typer.Option(min=1, help="Tasks wanted of each.")] = 40,
-    jobs: Annotated[int, typer.Option(min=1, help="Sandboxes that prove at once.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed of the draw of faults.")] = 0,
+    per_package: Annotated[int, typer.Option(min=1, help="Tasks to make from each package.")] = 40,
+    jobs: Annotated[int, typer.Option(min=1, help="Sandboxes that run tests at one time.")] = 2,
     out: Annotated[Path, typer.Option(help="Folder for the manifests.")] = FOLDER,
 ) -> None:
-    """Make tasks of real packages: put faults in, prove what fails, tell what is wrong."""
+    """Make tasks from real packages: insert faults, prove which tests fail, describe the problem."""
     console = Console(stderr=True)
     try:
         asyncio.run(_generate(package or list(packages()), seed, per_package, jobs, out, console))
@@ -61,7 +61,7 @@ async def _generate(names: list[str], seed: int, wanted: int, jobs: int, out: Pa
                 bar = shown.add_task(name, total=wanted)
                 began = time.monotonic()
 
-                def tell(tasks: int, tried: int, *, bar: int = bar, name: str = name) -> None:
+                def report(tasks: int, tried: int, *, bar: int = bar, name: str = name) -> None:
                     shown.update(
                         bar,  # type: ignore[arg-type]
                         completed=tasks,
@@ -75,7 +75,7 @@ async def _generate(names: list[str], seed: int, wanted: int, jobs: int, out: Pa
                     wanted=wanted,
                     jobs=jobs,
                     folder=cache() / "proofs",
-                    progress=tell,
+                    progress=report,
                 )
                 write(made, out)
                 shown.update(bar, completed=len(made.entries))

@@ -29,7 +29,7 @@ from environments.swe.tree import Tree, clocked
 from harnessgym.sandbox import Equipment, SandboxBackend
 
 MOST = 0.4
-"""Largest fraction of tests that may fail. With more, the package is broken and not faulty."""
+"""Largest fraction of tests that may fail. If more fail, the fault is too crude for a task."""
 _CRUDE = frozenset(
     {
         "NameError",
@@ -116,7 +116,7 @@ async def prove(bench: FaultBench, stable: Stable, edits: Sequence[SourceEdit]) 
     failing = frozenset(stable.tests) - run.passed
     refused = _refused(stable, run.ended, run.uncollected, failing)
     if not refused and any(run.facts.get(test, {}).get("error", "NameError") in _CRUDE for test in failing):
-        refused = "a crude error"
+        refused = "an error that gives the fault away"
     if not refused:
         again = await bench.run(stable.without, stable.limit_s, seed=None)
         if again.ended or frozenset(stable.tests) - again.passed != failing:
@@ -128,7 +128,7 @@ def _refused(stable: Stable, ended: str, uncollected: Sequence[str], failing: fr
     if uncollected:
         return "a test file cannot be imported"
     if ended:
-        return "the run does not come to its end"
+        return "the test run does not finish"
     if not failing:
         return "no test fails"
     return f"more than {MOST:.0%} of the tests fail" if len(failing) > MOST * len(stable.tests) else ""
@@ -279,7 +279,7 @@ async def _pair(proofs: Proofs, first: Proved, second: Proved) -> Mapping[str, F
 
 def _entry(tree: Tree, number: int, faults: tuple[Fault, ...], facts: Mapping[str, Fact]) -> ManifestTask:
     issue = statement(tree, facts, Random(f"{tree.package.name} {number}"))
-    assert issue is not None, "a fault that cannot be told was not taken"
+    assert issue is not None, "a fault without a problem statement was taken"
     return ManifestTask(
         number=number,
         kinds=tuple(fault.kind for fault in faults),

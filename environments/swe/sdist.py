@@ -133,15 +133,15 @@ def _download(package: SourcePackage, target: Path) -> None:
                 "pip gave no source distribution"
             ]
             raise TaskError(
-                f"The source distribution {pinned} cannot be had: {error_lines[0]}. {_remedy(target)}"
+                f"The source distribution {pinned} is not available: {error_lines[0]}. {_remedy(target)}"
             )
         os.replace(got, target)
 
 
 def _remedy(target: Path) -> str:
     return (
-        "The tasks of this package are made of it: run once with a package index in reach, or put the "
-        f"file at {target}."
+        "The tasks of this package need it: run once with access to a package index, or put the file at "
+        f"{target}."
     )
 
 

@@ -1,6 +1,6 @@
 """Splits a package's source distribution into the files that agents work on and the tests that grade them.
 
-Tests that read a clock, wait, or use threads are found: on a slow or busy machine their results may differ.
+`clocked` finds tests that read a clock, wait, or use threads: their results may differ on a busy machine.
 """
 
 import ast
@@ -91,7 +91,10 @@ _WORDS = re.compile(
 
 
 def clocked(tree: Tree) -> frozenset[str]:
-    """Ids of such test functions, without parameters. If a class's set-up does so, all its tests count."""
+    """Ids, without parameters, of the test functions that read a clock, wait, or use threads.
+
+    If a class's set-up does so, all its tests count.
+    """
     test_ids: set[str] = set()
     for path in tree.graded:
         text = tree.tests[path]

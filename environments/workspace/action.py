@@ -78,9 +78,9 @@ def parse(text: str) -> Action | Misread:
     try:
         payload = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return Misread(f"This is no JSON ({error}). {_GRAMMAR}")
+        return Misread(f"This is not JSON ({error}). {_GRAMMAR}")
     if not isinstance(payload, dict):
-        return Misread(f"This is no JSON object. {_GRAMMAR}")
+        return Misread(f"This is not a JSON object. {_GRAMMAR}")
     kinds = [kind for kind in _KEYS if kind in payload]
     if len(kinds) != 1 or set(payload) != {kinds[0], *_KEYS[kinds[0]]}:
         return Misread(f"The keys {sorted(payload)} make no action. {_GRAMMAR}")
@@ -102,7 +102,7 @@ def _made(kind: str, fields: Mapping[str, str]) -> Action:
 
 def _unusable(key: str, value: Any) -> str | None:
     if not isinstance(value, str):
-        return f"`{key}` must be a text."
+        return f"`{key}` must be a string."
     try:
         size = len(value.encode())
     except UnicodeEncodeError:

@@ -46,7 +46,7 @@ _LOOK_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class InitialWorkspace:
     """A task's initial workspace, kept so that it need not be made again."""
 
     sandbox: Sandbox
@@ -59,7 +59,7 @@ class Beginning:
 
 
 class BackendPool:
-    """A pool of shared resources. Made by `station`; see the module."""
+    """A pool of shared resources. Made by `acquire`; see the module."""
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
         """Opens the backend.
@@ -68,7 +68,7 @@ class BackendPool:
         """
         self.users = 0
         self._pid = os.getpid()
-        self._beginnings: dict[str, Beginning] = {}
+        self._initial: dict[str, InitialWorkspace] = {}
         self._number = 0
         self._closing: set[asyncio.Task[None]] = set()
         self._stack = ExitStack()
@@ -108,7 +108,7 @@ class BackendPool:
         # The stack closes the sandbox if anything fails. Once all is well, `pop_all` hands the closing over
         # to the episode.
         async with AsyncExitStack() as stack:
-            known = self._beginnings.get(key)
+            known = self._initial.get(key)
             if known is not None:
                 sandbox = await known.sandbox.fork(known.snapshot)
                 texts = known.texts
@@ -145,13 +145,13 @@ class BackendPool:
         closing.add_done_callback(self._closing.discard)
 
     async def _made(self, key: str, task: Task, sandbox: Sandbox) -> Path | None:
-        """Furnishes a sandbox for the first time and keeps a snapshot if possible.
+        """Sets up a task's sandbox for the first time and keeps a snapshot if possible.
 
         Returns the folder with its initial files, as `_export_initial_files` does.
         """
         keep = (
             Capability.SNAPSHOT in self.backend.capabilities
-            and len(self._beginnings) < _KEPT
+            and len(self._initial) < _KEPT
             and (bool(task.setup.run) or bool(task.home) or len(task.files) > _FEW)
         )
         if not keep:
@@ -170,7 +170,7 @@ class BackendPool:
         if snapshot is None or whole:
             snapshot = await sandbox.snapshot()
         texts = await self._export_initial_files(task, sandbox)
-        self._beginnings[key] = Beginning(sandbox, snapshot, texts, whole)
+        self._initial[key] = InitialWorkspace(sandbox, snapshot, texts, whole)
         return texts
 
     async def _export_initial_files(self, task: Task, sandbox: Sandbox) -> Path | None:
@@ -190,7 +190,7 @@ class BackendPool:
 async def _left_nothing_outside(sandbox: Sandbox) -> bool:
     """Whether a set-up in a container wrote only to the workspace.
 
-    Other folders of a container outlast a command too.
+    Files in the container's other writable folders outlast the set-up too, and a snapshot does not have them.
     """
     exec_result = await sandbox.exec(["sh", "-c", _OUTSIDE], timeout_s=_LOOK_S)
     return exec_result.ok and not exec_result.stdout
@@ -208,38 +208,38 @@ async def _opened(backend: SandboxBackend) -> AsyncIterator[SandboxBackend]:
         yield backend
 
 
-_stations: dict[str, BackendPool] = {}
+_pools: dict[str, BackendPool] = {}
 _lock = threading.Lock()
 _closer: threading.Thread | None = None
 """Thread that closes forgotten pools. It starts with the first pool."""
 
 
-def station(name: str, settings: Mapping[str, Any]) -> BackendPool:
-    """The pool for a backend and its settings, opened if needed. Call `leave` once for each call."""
+def acquire(name: str, settings: Mapping[str, Any]) -> BackendPool:
+    """The pool for a backend and its settings, opened if needed. Call `release` once for each `acquire`."""
     global _closer  # noqa: PLW0603  # one for this process
     key = json.dumps([name, dict(settings)], sort_keys=True, default=str)
     with _lock:
         if _closer is None:
             _closer = threading.Thread(target=_close_forgotten, name="harnessgym-closer", daemon=False)
             _closer.start()
-        pool = _stations.get(key)
+        pool = _pools.get(key)
         if pool is None:
-            pool = _stations[key] = BackendPool(name, settings)
+            pool = _pools[key] = BackendPool(name, settings)
         pool.users += 1
         return pool
 
 
-def leave(left: BackendPool) -> None:
+def release(pool: BackendPool) -> None:
     """Gives a pool back; the last user closes it. A pool of another process is left alone."""
-    if not left.ours:
+    if not pool.ours:
         return
     with _lock:
-        left.users -= 1
-        if left.users > 0:
+        pool.users -= 1
+        if pool.users > 0:
             return
-        for key in [key for key, each in _stations.items() if each is left]:
-            del _stations[key]
-        left.close()
+        for key in [key for key, each in _pools.items() if each is pool]:
+            del _pools[key]
+        pool.close()
 
 
 def _forget() -> None:
@@ -248,7 +248,7 @@ def _forget() -> None:
     # releases it.
     global _lock, _closer
     _lock, _closer = threading.Lock(), None
-    _stations.clear()
+    _pools.clear()
 
 
 def _close_forgotten() -> None:
@@ -260,9 +260,9 @@ def _close_forgotten() -> None:
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.current_thread():
             thread.join()
-    for each in list(_stations.values()):
+    for each in list(_pools.values()):
         each.close()
-    _stations.clear()
+    _pools.clear()
 
 
 os.register_at_fork(after_in_child=_forget)

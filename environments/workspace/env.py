@@ -1,6 +1,6 @@
 """Tasks as a gymnasium environment: `harnessgym/SWE-v0`, `harnessgym/Code-v0`.
 
-An episode is one task in one sandbox. `reset` chooses the task and furnishes the sandbox. `step` runs a
+An episode is one task in one sandbox. `reset` chooses the task and sets up the sandbox. `step` runs a
 command or changes a file. Submitting kills everything in the sandbox and grades the workspace in a fresh
 one. Only that gives a reward. An episode that ends by a limit or because a machine failed is truncated with
 a reason and never graded.
@@ -25,7 +25,7 @@ from environments.workspace.action import (
     parse,
     space,
 )
-from environments.workspace.backend_pool import BackendPool, leave, station
+from environments.workspace.backend_pool import BackendPool, acquire, release
 from environments.workspace.episode import ActionOutcome, Episode
 from harnessgym.config import nearest
 from harnessgym.errors import CapabilityError, ConfigError, HarnessGymError
@@ -81,7 +81,7 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
         self.action_space = ActionSpace()
         self.observation_space = space()
         self._tasks: Sequence[Task] | None = None
-        self._station: BackendPool | None = None
+        self._pool: BackendPool | None = None
         self._episode: Episode | None = None
         self._failure: tuple[str, str] | None = None
         """Cause and sentence for an episode that could not begin. Its first step truncates it."""
@@ -109,7 +109,7 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
             raise
         except (HarnessGymError, OSError) as error:
             self._failures += 1
-            if self._failures >= _STILLBORN or self._station is None:
+            if self._failures >= _STILLBORN or self._pool is None:
                 raise
             self._failure = str(cause_of_error(error, "open")), str(error)
         else:
@@ -156,19 +156,19 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
 
     def close(self) -> None:
         """Ends the episode and gives the pool back. May be called again; `reset` works after it."""
-        left = self._station
-        self._station = None
+        left = self._pool
+        self._pool = None
         if left is None:
             return
         if left.ours:
-            self._station = left
+            self._pool = left
             self._end_episode()
-            self._station = None
-        leave(left)
+            self._pool = None
+        release(left)
 
     def __del__(self) -> None:
         """Closes an environment that nobody closed."""
-        if getattr(self, "_station", None) is not None:
+        if getattr(self, "_pool", None) is not None:
             with contextlib.suppress(Exception):
                 self.close()
 
@@ -191,10 +191,10 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
         return chosen_task
 
     def _begin(self, task: Task) -> None:
-        if self._station is None or not self._station.ours:
-            self._station = station(self._sandbox, self._sandbox_settings)
-        self._episode = self._station.call(
-            self._station.begin, f"{self._spec_of_tasks} {self._split} {task.id}", task
+        if self._pool is None or not self._pool.ours:
+            self._pool = acquire(self._sandbox, self._sandbox_settings)
+        self._episode = self._pool.call(
+            self._pool.begin, f"{self._spec_of_tasks} {self._split} {task.id}", task
         )
 
     def _end_episode(self) -> None:
@@ -202,12 +202,12 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
         episode = self._episode
         self._episode = None
         self._running = False
-        if episode is not None and self._station is not None and self._station.ours:
-            self._station.call(self._station.end, episode)
+        if episode is not None and self._pool is not None and self._pool.ours:
+            self._pool.call(self._pool.end, episode)
 
     def _call(self, function: Any, *args: Any) -> Any:
-        assert self._station is not None
-        return self._station.call(function, *args)
+        assert self._pool is not None
+        return self._pool.call(function, *args)
 
     def _carried_out(self, meant: Any) -> ActionOutcome:
         assert self._episode is not None
@@ -261,7 +261,7 @@ def _playable(spec: str, split: Split) -> Sequence[Task]:
     tasks = [task for task in task_set(spec).tasks(split) if not task.steps]
     if not tasks:
         raise ConfigError(
-            f"The tasks {spec!r} have none in the split {split!r} that an environment can play. Give another "
+            f"The tasks {spec!r} have none in the split {split!r} that an environment can run. Give another "
             "split."
         )
     return tasks

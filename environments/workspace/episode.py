@@ -36,7 +36,7 @@ class ActionOutcome:
 
 
 class Episode:
-    """An episode in a furnished sandbox. `close` ends the sandbox."""
+    """An episode in a sandbox that has been set up. `close` ends the sandbox."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Episode:
         # `upload` and `download` follow no links, so an edit cannot reach a file outside of the workspace.
         path = self._inside(action.path)
         if path is None:
-            return f"{action.path} is no path of a file in the workspace."
+            return f"{action.path} is not the path of a file in the workspace."
         with tempfile.TemporaryDirectory(prefix="harnessgym-edit-") as temporary:
             copy = Path(temporary) / "file"
             try:
@@ -150,7 +150,7 @@ def _replaced(copy: Path, action: EditAction) -> str:
         raise _Refused(f"{action.path} is not UTF-8 text.") from None
     count = text.count(action.old)
     if count != 1:
-        raise _Refused(f"`old` stands {count} times in {action.path}, and must stand there once.")
+        raise _Refused(f"`old` occurs {count} times in {action.path}; it must occur exactly once.")
     return text.replace(action.old, action.new)
 
 

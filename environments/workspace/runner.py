@@ -1,15 +1,14 @@
-"""Runs the commands of an episode one after another: a program that lives in the sandbox as long as the
-episode does.
+"""Runs the commands of an episode one after another. It stays in the sandbox for the whole episode.
 
     python runner.py PORT
 
-It takes orders from a connection to PORT of its loopback, a JSON line each: `{"command": ..., "timeout_s":
+It connects to PORT on its loopback and reads one order per line, as JSON: `{"command": ..., "timeout_s":
 ..., "most": ...}`. It answers with a JSON line, `{"status", "timed_out", "lost", "size"}`, and `size` bytes:
-the last of standard output and error, as they came, of which `lost` bytes before them are not kept. When it
-answers, everything that the command started is dead.
+the end of standard output and error, interleaved. The `lost` bytes before them were dropped. When it answers,
+every process that the command started is dead.
 
-It runs as the agent does, so a command can kill it or speak in its place. That deceives nobody but the agent:
-whoever is at the other end takes what comes as output, and nothing that is judged passes here.
+It runs with the agent's rights, so a command can kill it or forge its answers. That fools only the agent
+itself: the other end treats them as output of the command, and grading uses none of it.
 """
 
 import json
@@ -39,7 +38,7 @@ def main() -> None:
 
 
 def run(command: str, timeout_s: float, most: int) -> tuple[dict[str, Any], bytes]:
-    """One command, from its start until everything of it is dead."""
+    """Run one command until all its processes are dead. Keeps the last `most` bytes of output."""
     reader, writer = os.pipe()
     quiet: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     loud = [(os.POSIX_SPAWN_DUP2, writer, stream) for stream in (1, 2)]
@@ -52,7 +51,7 @@ def run(command: str, timeout_s: float, most: int) -> tuple[dict[str, Any], byte
         setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
     )
     os.close(writer)
-    kept = Kept(most)
+    kept = OutputTail(most)
     timed_out = _follow(pid, reader, kept, time.monotonic() + timeout_s)
     if timed_out:
         os.kill(pid, signal.SIGKILL)
@@ -71,8 +70,8 @@ def run(command: str, timeout_s: float, most: int) -> tuple[dict[str, Any], byte
     }, output
 
 
-def _follow(pid: int, reader: int, kept: "Kept", deadline: float) -> bool:
-    """Takes output until the command ends, which is False, or its time is up."""
+def _follow(pid: int, reader: int, kept: "OutputTail", deadline: float) -> bool:
+    """Read output until the command ends or its time is up. Returns whether its time was up."""
     ended = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(ended, select.POLLIN)
@@ -92,8 +91,9 @@ def _follow(pid: int, reader: int, kept: "Kept", deadline: float) -> bool:
 
 
 def _end_all() -> None:
-    """Kills every process of this namespace but its init and this one, until there is none; init collects
-    them.
+    """Kill every process of this namespace except its init and this one, until none is left.
+
+    Init reaps them.
     """
     deadline = time.monotonic() + _DEATH_S
     while time.monotonic() < deadline:
@@ -102,10 +102,10 @@ def _end_all() -> None:
         except ProcessLookupError:
             return
         time.sleep(0.0005)
-    os._exit(1)  # whoever breeds that fast dies with the namespace
+    os._exit(1)  # processes that fork faster than this die with the namespace
 
 
-class Kept:
+class OutputTail:
     """The last bytes of a stream."""
 
     def __init__(self, most: int) -> None:
@@ -114,14 +114,14 @@ class Kept:
         self.size = 0
 
     def add(self, data: bytes) -> None:
-        """More of it."""
+        """Append data."""
         self.size += len(data)
         self._bytes += data
         if len(self._bytes) > 2 * self._most + _PIECE:
             del self._bytes[: -self._most]
 
     def last(self) -> bytes:
-        """What is kept."""
+        """The last `most` bytes."""
         return bytes(self._bytes[-self._most :])
 
 

@@ -98,27 +98,27 @@ class ResidentShell:
         self._env = env
         self._start_s = start_s
         self._running: asyncio.Task[ExecResult] | None = None
-        self._line: Line | None = None
+        self._connection: RunnerConnection | None = None
 
     async def start(self) -> None:
         """Starts the runner, unless it runs. Raises SandboxError."""
         if self._running is not None and not self._running.done():
             return
         await self.aclose()
-        self._line = Line()
+        self._connection = RunnerConnection()
         self._running = asyncio.create_task(
             self._sandbox.exec(
                 ["python", str(RUNNER), str(_PORT)],
                 env=self._env,
                 prewarm=Prewarm(),
                 readable=(str(RUNNER),),
-                outside=self._line,
+                outside=self._connection,
                 timeout_s=_EPISODE_S,
                 max_output=_HEADER,
             )
         )
         # Whichever comes first: a runner that fails to start ends its `exec` and never connects.
-        connected = asyncio.create_task(self._line.connected())
+        connected = asyncio.create_task(self._connection.connected())
         await asyncio.wait(
             {self._running, connected}, timeout=self._start_s, return_when=asyncio.FIRST_COMPLETED
         )
@@ -128,7 +128,7 @@ class ResidentShell:
         if not self._running.done():
             await self.aclose()
             raise SandboxError(
-                f"The runner of a sandbox's commands was not heard of within {self._start_s:g} s."
+                f"The runner of a sandbox's commands did not connect within {self._start_s:g} s."
             )
         result = self._running.result()
         raise SandboxError(f"The runner of a sandbox's commands ended at once: {result.describe()}.")
@@ -136,10 +136,10 @@ class ResidentShell:
     async def run(self, command: str, timeout_s: float) -> CommandOutput:
         """See `Shell.run`. A missing or malformed answer means that the command killed the runner."""
         await self.start()
-        assert self._line is not None
+        assert self._connection is not None
         try:
             async with asyncio.timeout(timeout_s + _SLACK_S):
-                return await self._line.ask({"command": command, "timeout_s": timeout_s, "most": _KEPT})
+                return await self._connection.ask({"command": command, "timeout_s": timeout_s, "most": _KEPT})
         except (TimeoutError, ValueError, KeyError, TypeError, OSError, EOFError, asyncio.LimitOverrunError):
             ended = await self._ended()
             return CommandOutput(
@@ -156,9 +156,9 @@ class ResidentShell:
         if running is not None:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-        if self._line is not None:
-            self._line.close()
-            self._line = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     async def _ended(self) -> int:
         """Ends the runner and returns its exit code. Raises SandboxError if the sandbox died."""
@@ -171,7 +171,7 @@ class ResidentShell:
         return -9
 
 
-class Line:
+class RunnerConnection:
     """The node's end of the connection to a runner (`harnessgym.sandbox.Outside`).
 
     It accepts one connection, the first.
@@ -190,7 +190,7 @@ class Line:
         """An empty environment."""
         return {}
 
-    async def serve(self, listener: socket.socket) -> "Line":
+    async def serve(self, listener: socket.socket) -> "RunnerConnection":
         """See `Outside.serve`."""
         listener.setblocking(False)
         self._accepting = asyncio.create_task(self._accept(listener))
@@ -213,7 +213,7 @@ class Line:
         size = int(answer["size"])
         missing = int(answer["lost"])
         if not 0 <= size <= _KEPT or not 0 <= missing < 1 << 62:
-            raise ValueError("A runner says that a command said more than it may.")
+            raise ValueError("A runner announced more output than it may send.")
         output = await reader.readexactly(size)
         return CommandOutput(
             output.decode(errors="replace"), missing, int(answer["status"]), answer["timed_out"] is True
@@ -229,7 +229,7 @@ class Line:
             self._streams.cancel()
 
     async def _accept(self, listener: socket.socket) -> None:
-        # The listener closes after the first connection: a later one would be a program of the agent's.
+        # The listener closes after the first connection: a later one would be a program of the agent.
         with listener:
             connection, _ = await asyncio.get_running_loop().sock_accept(listener)
         self._streams.set_result(await asyncio.open_connection(sock=connection, limit=_HEADER))

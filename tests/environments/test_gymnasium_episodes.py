@@ -109,8 +109,8 @@ def test_files_are_written_and_edited_in_place(env):
     assert env.step(run("cat readme.txt; test -x readme.txt"))[0]["output"] == "bye ✓\n"
     assert env.step(write("deep/er/file.txt", "one two one"))[0]["status"] == ActionStatus.DONE
     for action, why in [
-        (edit("deep/er/file.txt", "one", "1"), "stands 2 times"),
-        (edit("deep/er/file.txt", "three", "3"), "stands 0 times"),
+        (edit("deep/er/file.txt", "one", "1"), "occurs 2 times"),
+        (edit("deep/er/file.txt", "three", "3"), "occurs 0 times"),
         (edit("missing", "a", "b"), "no file missing"),
         (write("deep", "x"), "is a folder"),
         (write("../out", "x"), "no path of a file in the workspace"),
@@ -183,7 +183,7 @@ def test_a_limit_of_time_ends_the_command_and_the_episode(env):
 def test_a_sandbox_that_fails_truncates_and_the_next_episode_is_a_new_one(env):
     begin(env)
     inner = env.unwrapped
-    inner._station.call(inner._episode._sandbox.aclose)
+    inner._pool.call(inner._episode._sandbox.aclose)
     seen, reward, terminated, truncated, info = env.step(run("true"))
     assert (seen["status"], reward, terminated, truncated) == (ActionStatus.STOPPED, 0.0, False, True)
     assert (info["reason"], info["verdict"]) == ("infrastructure", "none")
@@ -270,8 +270,8 @@ def test_closing_is_idempotent_ends_everything_and_allows_another_reset():
     env.close()
     begin(env)
     begin(other)
-    root = env.unwrapped._station.backend.root
-    assert env.unwrapped._station is other.unwrapped._station
+    root = env.unwrapped._pool.backend.root
+    assert env.unwrapped._pool is other.unwrapped._pool
     env.close()
     env.close()
     assert root.exists()
@@ -283,14 +283,14 @@ def test_closing_is_idempotent_ends_everything_and_allows_another_reset():
     env.step(SOLVE)
     assert env.step(SUBMIT)[1] == 1.0
     env.close()
-    assert not backend_pool._stations
+    assert not backend_pool._pools
 
 
 @pytest.mark.bubblewrap
 def test_an_environment_that_is_forgotten_is_closed():
     env = make()
     begin(env)
-    root = env.unwrapped._station.backend.root
+    root = env.unwrapped._pool.backend.root
     del env
     gc.collect()
     assert not root.exists()

@@ -94,7 +94,7 @@ def test_a_failed_sandbox_in_a_vector_does_not_stop_the_others():
     envs = vector("sync", AutoresetMode.NEXT_STEP)
     envs.reset(seed=0)
     broken = envs.envs[0].unwrapped
-    broken._station.call(broken._episode._sandbox.aclose)
+    broken._pool.call(broken._episode._sandbox.aclose)
     _, rewards, _, truncated, infos = envs.step((SOLVE, SOLVE))
     assert (list(rewards), list(truncated)) == ([0.0, 0.0], [True, False])
     assert list(infos["reason"]) == ["infrastructure", ""]

@@ -121,7 +121,7 @@ async def test_part_of_the_work_is_part_of_the_reward(tmp_path):
             "imports": pytest.approx(2 / 3),
             "collected": pytest.approx(1 / 3),
         }
-        assert "queueservice.worker is not found" in grade.evidence["works"]["detail"]
+        assert "queueservice.worker was not found" in grade.evidence["works"]["detail"]
         task = TASKS["local-wheels"]
         old = (
             "sh",

@@ -27,7 +27,7 @@ async def test_a_runner_that_is_never_heard_of_is_an_error_and_is_ended():
     shell = ResidentShell(sandbox, {}, start_s=0.2)
     for attempt in (1, 2):
         async with asyncio.timeout(60.0):
-            with pytest.raises(SandboxError, match="was not heard of within"):
+            with pytest.raises(SandboxError, match="did not connect within"):
                 await shell.run("true", 1.0)
         assert sandbox.ended == attempt
     await shell.aclose()

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from environments.workspace.shell import CommandOutput, Line
+from environments.workspace.shell import CommandOutput, RunnerConnection
 
 pytestmark = pytest.mark.anyio
 MOST = 1 << 18
@@ -17,7 +17,7 @@ MOST = 1 << 18
 @asynccontextmanager
 async def connected():
     """A line, and the runner's reader and writer."""
-    line = Line()
+    line = RunnerConnection()
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     await line.serve(listener)
@@ -112,7 +112,7 @@ async def test_a_header_without_an_end_is_not_read_for_ever():
 
 
 async def test_a_second_connection_is_not_accepted():
-    line = Line()
+    line = RunnerConnection()
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     await line.serve(listener)
@@ -132,7 +132,7 @@ async def test_a_closed_line_closes_the_runner_s_connection():
 
 
 async def test_a_line_may_be_closed_before_anyone_connects():
-    line = Line()
+    line = RunnerConnection()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         await line.serve(listener)
         line.close()
