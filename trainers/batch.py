@@ -143,7 +143,7 @@ class GroupPart:
 
     @property
     def as_listed(self) -> TakenGroup:
-        """The group as it is listed in the batch."""
+        """The entry of `Batch.groups` for this group."""
         group = self.group.group
         return TakenGroup(
             group.id, group.ordinal, max((entry.max_staleness for entry in self.trained), default=0)

@@ -73,17 +73,17 @@ class BatchCollector:
         version: int,
         chain: VersionChain,
         busy: frozenset[str],
-        looking: Callable[[], None] = lambda: None,
+        before_query: Callable[[], None] = lambda: None,
         trained: Sequence[Replayable] = (),
-        joined: Callable[[LoadedGroup], LoadedGroup] = lambda group: group,
+        transform: Callable[[LoadedGroup], LoadedGroup] = lambda group: group,
     ) -> Iterator[LoadedGroup]:
         """The batch of the step from `version`, group by group; with `stream` each group as soon as it is
         certain to be in it.
 
-        `busy` are groups of steps that the store may not know yet. `looking` is called before each query of
-        the store; an exception from it ends the waiting. `trained` are groups that may be trained again;
-        those that are chosen come first. `joined` may replace each group before it enters the batch
-        (`trainers.replay.SuccessPool`).
+        `busy` are groups of steps that may not be in the store yet. `before_query` is called before each
+        query of the store; an exception from it ends the wait. `trained` are groups that may be trained
+        again; those that are chosen come first. `transform` may replace each group before it enters the
+        batch (`trainers.replay.SuccessPool`).
         """
         self._open_ages = {}
         self.waited_s = 0.0
@@ -95,11 +95,11 @@ class BatchCollector:
         for group in self._replays(version, chain, used_group_ids, trained):
             self.replayed += 1
             wanted -= 1
-            yield joined(group)
+            yield transform(group)
         refills = self._refills(version)
         with self.store.watch(_POLL_S) as watch:
             while wanted:
-                looking()
+                before_query()
                 candidates = self._candidates(version, chain, used_group_ids)
                 choice = choose(
                     candidates,
@@ -109,7 +109,7 @@ class BatchCollector:
                 )
                 self._give_up(choice, version)
                 for group_id in choice.take:
-                    group = joined(self._loaded.pop(group_id))
+                    group = transform(self._loaded.pop(group_id))
                     if refills and not self.has_signal(group):
                         refills -= self._drop(group_id, "no_signal", version)
                         continue
@@ -246,7 +246,7 @@ class SharedBatchCollector:
         version: int,
         chain: VersionChain,
         busy: frozenset[str] = frozenset(),  # noqa: ARG002 - what a step has taken is in its batch
-        looking: Callable[[], None] = lambda: None,
+        before_query: Callable[[], None] = lambda: None,
         trained: Sequence[Replayable] = (),  # noqa: ARG002 - see `replayed`
     ) -> Iterator[LoadedGroup]:
         """See `BatchCollector.groups`."""
@@ -260,7 +260,7 @@ class SharedBatchCollector:
         self._open_ages = {}
         with self.store.watch(_POLL_S) as watch:
             while True:
-                looking()
+                before_query()
                 settled = self.store.read(lambda conn: backlog.batch(conn, self.run_id, self._step + 1))
                 for group_id in settled[len(known) :]:
                     known.append(group_id)
@@ -271,7 +271,7 @@ class SharedBatchCollector:
                     self.early = len(known)
                     self._wait(watch)
 
-    # Policies count their versions apart, not steps.
+    # `version` is not used: each policy numbers its own versions, but all share the step.
     def given_up(self, version: int) -> dict[GivenUp, int]:  # noqa: ARG002
         """Groups given up for the step that was collected last, by reason."""
         return self.store.read(lambda conn: backlog.given_up(conn, self.run_id, self._step))
@@ -389,5 +389,6 @@ class SharedBatchCollector:
 
 def _signal(group: GroupRow) -> bool:
     """Whether the group's rewards differ."""
-    # An estimator's opinion may depend on its policy, and all trainers must give up the same groups.
+    # Not by the estimator: its answer may depend on the policy, and all trainers must give up the same
+    # groups.
     return len({member.reward for member in group.members}) > 1

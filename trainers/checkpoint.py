@@ -1,8 +1,9 @@
 """Trainer checkpoints: all state that the next step depends on, written atomically.
 
 A checkpoint holds the weights, optimizer and random state after a step, and the step's record for the store.
-It is written before the version is published, so every published version can be reproduced; a trainer that
-resumes first replays the record. The store alone knows which groups are next and which were given up.
+It is written before the version is published, so every published version can be reproduced. A trainer that
+resumes first writes the record to the store again. Which groups are next, and which were given up, is only in
+the store.
 
 `CheckpointWriter` writes lazily: it copies the state, and a thread writes and publishes it while the next
 step is computed. A step changes weights and optimizer in place, so the thread needs copies, and the next ones

@@ -215,7 +215,7 @@ def _backward(policy: Policy, group: _Group, settings: UpdateSettings, scored_N:
 
 
 def backpropagate(output_N: Tensor, gradient_N: Tensor) -> None:
-    """What `output_N.backward(gradient_N)` does, to the bit. That imports sympy, which takes a second."""
+    """`output_N.backward(gradient_N)`, with equal bits, but without importing sympy, which takes a second."""
     torch.dot(output_N, gradient_N).backward()  # type: ignore[no-untyped-call]
 
 

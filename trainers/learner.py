@@ -102,7 +102,7 @@ def in_processes(settings: TrainerSettings, take_part: Callable[[RunFolder, RunC
 
 
 class Algorithm(Protocol):
-    """How an algorithm judges a group and trains on a batch."""
+    """How an algorithm decides whether a group has a signal, and how it trains on a batch."""
 
     def has_signal(self, group: LoadedGroup, /) -> bool:
         """Whether training on the group changes anything."""

@@ -12,12 +12,12 @@ class CriticSettings(Config):
     """How the value function learns."""
 
     lr: float = Field(1e-3, gt=0)
-    """Its learning rate; fits the shipped policy. Critics of pretrained models want about 1e-5."""
+    """Learning rate; fits the shipped policy. Critics of pretrained models want about 1e-5."""
     clip: float = Field(0.5, ge=0)
     """How far a value may move from its value before the first update on the batch until its gradient stops;
     0: without limit. Only matters with several updates per batch."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """Gradients longer than this are scaled down to it."""
+    """Gradients with a larger norm are scaled down to this norm."""
     warmup: int = Field(0, ge=0)
     """Number of steps at the start of the run in which only the critic learns; they make versions with equal
     weights."""
@@ -49,34 +49,34 @@ def ppo_settings_of(config: RunConfig, where: str = "[trainer.update]") -> PpoSe
     settings = validate(PpoSettings, dict(trainer.ppo), "[trainer.ppo]")
     if trainer.advantage != "grpo" or trainer.advantage_settings:
         raise ConfigError(
-            "algorithm = 'ppo' has its advantages by GAE from its critic, and trainer.advantage = "
+            "algorithm = 'ppo' computes advantages by GAE from its critic, so trainer.advantage = "
             f"{trainer.advantage!r} would not be used: leave trainer.advantage and "
             "trainer.advantage_settings out, or choose algorithm = 'grpo'."
         )
     if trainer.stream:
         raise ConfigError(
-            "PPO's advantages are whitened over the batch, and its critic values all of it before anything "
-            "is trained on: set trainer.stream = false, and leave trainer.periodic out."
+            "PPO needs the whole batch before it trains: its critic values all of it, and advantages are "
+            "whitened over it. Set trainer.stream = false, and leave trainer.periodic out."
         )
     if config.filter.zero_signal == "refill":
         raise ConfigError(
-            "With algorithm = 'ppo' groups of equal rewards teach: the critic, and the policy by what the "
-            "critic had not expected. Set filter.zero_signal = 'leave_out', which leaves none out here."
+            "algorithm = 'ppo' trains on groups of equal rewards too, because their advantages come from the "
+            "critic: set filter.zero_signal = 'leave_out', which leaves none of them out here."
         )
     if config.filter.steps_kept < 1 or config.replay.success_pool:
         raise ConfigError(
-            "filter.steps_kept and replay.success_pool are about groups whose rollouts are compared, and PPO "
-            "compares each with its critic: leave both out, or choose algorithm = 'grpo'."
+            "filter.steps_kept and replay.success_pool need groups whose rollouts are compared with each "
+            "other; PPO compares each with its critic. Leave both out, or choose algorithm = 'grpo'."
         )
     if trainer.update.get("baseline", "none") != "none":
         raise ConfigError(
-            "trainer.update.baseline chooses what is subtracted from rewards, and PPO subtracts what its "
-            "critic expects: leave one of them out."
+            "trainer.update.baseline subtracts a baseline from rewards, and PPO already subtracts its "
+            "critic's values: leave trainer.update.baseline out, or choose algorithm = 'grpo'."
         )
     if settings.critic.warmup >= trainer.steps:
         raise ConfigError(
-            f"[trainer.ppo]: with critic.warmup = {settings.critic.warmup} the critic learns alone to the "
-            f"end of the run, whose trainer.steps are {trainer.steps}: lower it, or raise trainer.steps."
+            f"[trainer.ppo]: with critic.warmup = {settings.critic.warmup} the policy is never trained, "
+            f"because trainer.steps is {trainer.steps}: lower critic.warmup, or raise trainer.steps."
         )
     proximal = settings_of(config, where).proximal
     several = settings.epochs * settings.mini_batches > 1
@@ -88,8 +88,8 @@ def ppo_settings_of(config: RunConfig, where: str = "[trainer.update]") -> PpoSe
     if several and proximal not in ("behaviour", "recompute", "snapshot"):
         name = proximal if isinstance(proximal, str) else proximal.name
         raise ConfigError(
-            "[trainer.ppo]: several updates on a batch are held near the policy that sampled it by the ratio "
-            f"to that policy, and proximal = {name!r} moves along with each of them: set "
-            "trainer.update.proximal = 'behaviour', 'recompute' or 'snapshot'."
+            "[trainer.ppo]: with several updates on a batch the proximal policy must stay fixed, but "
+            f"proximal = {name!r} moves with each update: set trainer.update.proximal = 'behaviour', "
+            "'recompute' or 'snapshot'."
         )
     return settings

@@ -39,7 +39,7 @@ class Proximal(Protocol):
         ...
 
     def stepped(self, metrics: UpdateMetrics) -> None:
-        """Take note of a step. Called after each one."""
+        """Update the proximal policy after an optimizer step. Called after each one."""
         ...
 
     def state(self) -> dict[str, Any] | None:

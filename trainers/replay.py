@@ -1,4 +1,4 @@
-"""Training again on what was trained before: whole groups, and past successes for groups that failed.
+"""Trains groups again: whole groups, and single past successes together with groups that failed.
 
 `SuccessPool` is DART's: a group in which every rollout failed is trained together with one past success of
 its task. The success counts as a member of the group when advantages are estimated. A group that has a signal
@@ -68,8 +68,8 @@ class SuccessPool:
         last: StepRecord | None,
         has_signal: Callable[[LoadedGroup], bool],
     ) -> None:
-        """`again` is how many more times a success may be trained; `last` is the newest step, whether or not
-        the store knows it yet; `has_signal` says whether a group has a signal without a success.
+        """`again` is how many more times a success may be trained; `last` is the newest step, which may not
+        be in the store yet; `has_signal` says whether a group has a signal without a success.
         """
         self._store = store
         self._run_id = run_id

@@ -61,8 +61,8 @@ class UpdateSettings(BaseModel):
     loss: SerializeAsAny[LossSettings] = Dapo(name="dapo")
     """Registered loss, `module:Class`, or a table of that `name` and its settings."""
     proximal: Literal["behaviour", "current", "recompute", "snapshot", "loglinear"] | Ewma = "behaviour"
-    """The policy that ratios are clipped against, and whose ratio to the one that sampled is what
-    corrections correct. behaviour: the one that sampled (PPO, which leaves no importance weight). current:
+    """The policy that ratios are clipped against. Corrections act on its ratio to the policy that
+    sampled. behaviour: the one that sampled (PPO, which leaves no importance weight). current:
     the one the step starts from (which never clips; staleness is weighted instead). recompute: the one
     that the first of several steps on a batch starts from, of algorithm = "ppo" (AReaL). snapshot: for
     each token the version that sampled it, scored again by the trainer. ewma: a moving average of past
@@ -72,19 +72,22 @@ class UpdateSettings(BaseModel):
     """Registered corrections, `module:Class`, or tables of a `name` and settings. If not given, tis,
     unless the proximal policy is the one that sampled: that leaves nothing to correct."""
     lr_rule: Literal["constant"] | EssRule = "constant"
-    """ess: less where few rollouts carry the weights of the batch; or a table with its settings."""
+    """ess: a smaller rate when a few rollouts have most of the batch's weight; or a table with its
+    settings."""
     baseline: Literal["none", "minimum_variance"] = "none"
-    """minimum_variance: what is subtracted from rewards is chosen, batch by batch, for the least variance
-    of the weighted gradient. It costs a backward pass per rollout and two more copies of the gradient."""
+    """minimum_variance: the baseline that is subtracted from rewards is chosen per batch for the least
+    variance of the weighted gradient. It costs a backward pass per rollout and two more copies of the
+    gradient."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients longer than this are scaled down to it."""
     normalisation: Normalisation = "token"
-    """What the loss is a mean over: trained tokens, or rollouts (each the mean of its tokens), or, with
-    { name = "constant", length = 4096 }, rollouts (each the sum of its tokens over that length)."""
+    """The loss is a mean over trained tokens ("token"), over rollouts, each the mean of its tokens
+    ("rollout"), or, with { name = "constant", length = 4096 }, over rollouts, each the sum of its tokens /
+    length."""
     temperature: float = Field(1.0, gt=0, json_schema_extra={"set_by": "sampling.temperature"})
     """Sampling temperature of the rows; logprobs are compared at it."""
     micro_batch_tokens: int = Field(16_384, gt=0)
-    """Tokens per forward pass, what rows share counted once. Changes memory and rounding, nothing else."""
+    """Tokens per forward pass; shared prefixes count once. Changes only memory and rounding."""
 
     @property
     def weights(self) -> tuple[CorrectionSettings, ...]:
@@ -147,13 +150,13 @@ class UpdateSettings(BaseModel):
                 raise ValueError(reason)
         if self.lr_rule != "constant" and self.proximal != "behaviour" and not ratios:
             raise ValueError(
-                "lr_rule = 'ess' goes by the importance weights in the gradient, and there are none: add "
+                "lr_rule = 'ess' depends on importance weights in the gradient, and there are none: add "
                 "tis, mis or icepop"
             )
         if self.baseline == "minimum_variance" and self.loss.name != "reinforce":
             raise ValueError(
-                "baseline = 'minimum_variance' is that of the gradient sum w (R - b) grad log pi, and "
-                f"{self.loss.name} bends it by the sign and size of R - b: set loss = 'reinforce'"
+                "baseline = 'minimum_variance' is derived for the gradient sum w (R - b) grad log pi, which "
+                f"{self.loss.name} does not have: set loss = 'reinforce'"
             )
         if (
             isinstance(self.proximal, Ewma)
@@ -161,8 +164,8 @@ class UpdateSettings(BaseModel):
             and not any(each.masks for each in self.weights)
         ):
             raise ValueError(
-                "proximal = 'ewma' begins again when corrections mask too many tokens, and none of them "
-                "masks: add mis or icepop, or set reset_below = 0"
+                "proximal = 'ewma' resets when corrections mask too many tokens, and none of them masks: "
+                "add mis or icepop, or set reset_below = 0"
             )
         return self
 

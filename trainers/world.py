@@ -30,8 +30,8 @@ _QUIET_S = 5.0
 """When one process has sent no heartbeat for this long, the trainer stops its own, and the supervisor ends
 all processes."""
 _COLLECTIVE_TIMEOUT = timedelta(days=365)
-"""Practically none: followers wait for an order as long as the leader waits for groups. `launch` detects a
-dead process, not a timeout."""
+"""Practically no timeout: followers wait for an order as long as the leader waits for groups. `launch`
+detects dead processes."""
 
 
 @dataclass(frozen=True, slots=True)

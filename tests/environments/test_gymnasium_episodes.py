@@ -113,8 +113,8 @@ def test_files_are_written_and_edited_in_place(env):
         (edit("deep/er/file.txt", "three", "3"), "occurs 0 times"),
         (edit("missing", "a", "b"), "no file missing"),
         (write("deep", "x"), "is a folder"),
-        (write("../out", "x"), "no path of a file in the workspace"),
-        (write("/etc/passwd", "x"), "no path of a file in the workspace"),
+        (write("../out", "x"), "not the path of a file in the workspace"),
+        (write("/etc/passwd", "x"), "not the path of a file in the workspace"),
     ]:
         seen = env.step(action)[0]
         assert seen["status"] == ActionStatus.FAILED

@@ -111,7 +111,7 @@ def test_a_score_that_raises_or_asks_something_else_is_an_error_and_no_reward(al
     task = all_tasks["reasoning/lcm-3"]
     item = generated(["prime_factorization"])["prime_factorization"][0]
     raising = {**task.metadata, "family": "prime_factorization", "question": item["question"]}
-    with pytest.raises(TaskError, match="something else here"):
+    with pytest.raises(TaskError, match="gives another question"):
         graded(replace(task, metadata=raising), tmp_path, "two times three")
     with pytest.raises(TaskError, match=r"cannot score the answer: ValueError: invalid literal"):
         graded(replace(task, metadata=raising | {"seed": item["seed"]}), tmp_path, "two times three")

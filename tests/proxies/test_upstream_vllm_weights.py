@@ -249,7 +249,7 @@ async def test_what_cannot_be_served_leaves_the_old_weights(
     bad = [
         (shape, "has shape"),
         (extra, "vLLM cannot load it"),
-        (huge, "nothing usable"),
+        (huge, "cannot sample with it"),
         (nan, "not finite"),
     ]
     async with sited(make_world, server, tmp_path) as site:

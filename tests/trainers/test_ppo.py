@@ -96,7 +96,7 @@ def test_advantages_are_those_of_gae_over_what_the_critic_expected(tmp_path, mod
 
 def test_a_warm_up_that_leaves_the_policy_no_step_is_refused(tmp_path, model):
     folder = make(tmp_path / "run", model, steps=3, ppo={"critic": {"warmup": 3}})
-    with pytest.raises(ConfigError, match=r"critic\.warmup = 3.*trainer\.steps are 3"):
+    with pytest.raises(ConfigError, match=r"critic\.warmup = 3.*trainer\.steps is 3"):
         ppo_settings_of(folder.config())
 
 
@@ -281,11 +281,11 @@ def test_a_checkpoint_of_a_release_without_critics_is_read(tmp_path, model):
     [
         ({"algorithm": "grpo", "group_size": 1, "ppo": {}}, "raise group_size, or set algorithm"),
         ({"algorithm": "grpo", "ppo": {"lam": 1.0}}, "the algorithm is grpo"),
-        ({"stream": True}, "set trainer.stream = false"),
+        ({"stream": True}, "Set trainer.stream = false"),
         ({"periodic": True, "max_staleness": 0}, "leave trainer.periodic out"),
-        ({"zero_signal": "refill"}, "groups of equal rewards teach"),
+        ({"zero_signal": "refill"}, "trains on groups of equal rewards too"),
         ({"advantage": "rloo"}, "by GAE from its critic"),
-        ({"update": {"baseline": "minimum_variance"}}, "PPO subtracts what its critic expects"),
+        ({"update": {"baseline": "minimum_variance"}}, "PPO already subtracts its critic"),
         ({"ppo": {"epochs": 2}, "update": {"proximal": "current"}}, "set trainer.update.proximal"),
         (
             {"ppo": {"mini_batches": 2}, "update": {"proximal": "ewma", "corrections": ["mis"]}},

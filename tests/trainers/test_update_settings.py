@@ -137,7 +137,7 @@ def test_what_there_is_not_is_refused(given, words):
             "there are none",
         ),
         ({"baseline": "minimum_variance"}, "loss = 'reinforce'"),
-        ({"baseline": "minimum_variance", "loss": "gspo"}, "bends it"),
+        ({"baseline": "minimum_variance", "loss": "gspo"}, "does not have"),
         (
             {
                 "baseline": "minimum_variance",

@@ -38,8 +38,8 @@ def channels_of(estimator: object) -> Sequence[NamedChannel]:
 
 
 def of_calls(setting: str, channel: str) -> tuple[NamedChannel, ...]:
-    """The channel of calls' rewards. None for "reward", where calls need no reward because the rollout has
-    one.
+    """The channel of calls' rewards; empty for "reward", because a rollout has that reward even if its calls
+    have none.
     """
     return () if channel == "reward" else (NamedChannel(setting, "turn", channel),)
 
@@ -66,7 +66,7 @@ def check_channels(named: Sequence[NamedChannel], store: TraceStore, run_id: str
         )
         if not item.zeros:
             raise ConfigError(
-                f"{problem} It would count as 0 for ever: correct the name, or give a reward of 0 where none "
-                "is earned, and begin again in another folder (--folder)."
+                f"{problem} It would always count as 0. Correct the name, or write a reward of 0 where none "
+                "is earned, and start again in another folder (--folder)."
             )
         _log.warning("%s It counts as 0.", problem)

@@ -58,7 +58,7 @@ class Scored:
             raise TrainerError(
                 f"Rollout {self.rollout_id} has no reward under the channel {channel!r}, which {setting} "
                 f"names; it has {', '.join(sorted(self.rewards)) or 'none'}. Correct the name, or give every "
-                "rollout a reward there, 0 where none is earned, and begin again in another folder "
+                "rollout a reward under it, 0 where none is earned, and start again in another folder "
                 "(--folder)."
             )
         return self.rewards.get(channel, 0.0)

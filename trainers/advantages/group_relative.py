@@ -1,5 +1,4 @@
-"""Advantages relative to the other rollouts of the same group, without a value model; and rewards as they
-are.
+"""Advantages relative to the other rollouts of the same group, without a value model; and plain rewards.
 
 MC-GRPO takes the median instead of the mean, for small groups, in which an outlier could flip the others'
 signs. `reward` is for updates that choose a baseline.

@@ -36,7 +36,7 @@ class _Ratio(CorrectionSettings):
     weighs = True
 
     level: Literal["token", "sequence"] = "token"
-    """Whose ratio: each token's own, or the product over all trained tokens of the rollout."""
+    """token: each token's own ratio. sequence: the product over all trained tokens of the rollout."""
 
     @property
     def whole_rollouts(self) -> bool:
@@ -97,10 +97,10 @@ class Geometric(CorrectionSettings):
     high: float = Field(1.01, gt=0)
     """Largest."""
     against: Literal["proximal", "current"] = "proximal"
-    """Whose ratio to the policy that sampled: the proximal policy's, or the current one's."""
+    """The policy whose ratio to the sampling policy is judged: the proximal or the current one."""
 
     def problem(self, update: "UpdateSettings") -> str | None:
-        """The error if the ratio that is judged is 1 everywhere."""
+        """The error if the ratio is 1 everywhere."""
         if self.against == "proximal" and (reason := self._nothing_to_correct(update)):
             return f"{reason}, or give it against = 'current'"
         return None

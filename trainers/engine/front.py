@@ -249,7 +249,9 @@ async def serve(link: socket.socket, listener: socket.socket) -> None:
             server.should_exit = True
 
     async def keep_asking() -> None:
-        """The core's heartbeat depends on these questions, so a front that hangs is noticed."""
+        """Query the status periodically: the core's heartbeat depends on it, so a front that hangs is
+        noticed.
+        """
         while True:
             await core.ask()
             await asyncio.sleep(BEAT_S / 2)

@@ -17,7 +17,7 @@ _LENGTH = struct.Struct("!I")
 
 
 class Hello(NamedTuple):
-    """Core to front, the first message: what is served."""
+    """Core to front, first message: the model that is served."""
 
     names: tuple[str, ...]
     model: Path
@@ -27,11 +27,11 @@ class Hello(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """Front to core: HTTP is served."""
+    """Front to core: the HTTP server is ready."""
 
 
 class SubmitSequence(NamedTuple):
-    """Front to core: sample. Chunks come back under `key`, or a `SubmitRefused`."""
+    """Front to core: sample a sequence. Its chunks, or a `SubmitRefused`, come back under `key`."""
 
     key: int
     prompt: bytes
@@ -39,17 +39,17 @@ class SubmitSequence(NamedTuple):
     sampling: SequenceSampling
     salt: str
     skip_special_tokens: bool
-    """In the text that stop strings are looked for in."""
+    """Whether special tokens are left out of the text in which stop strings are searched."""
 
 
 class Abort(NamedTuple):
-    """Front to core: end a sequence. Its last chunk comes nevertheless."""
+    """Front to core: end a sequence. It still gets a last chunk."""
 
     key: int
 
 
 class StatusQuestion(NamedTuple):
-    """Front to core: how is the engine?"""
+    """Front to core: asks for the engine's status."""
 
     key: int
 

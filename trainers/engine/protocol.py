@@ -35,7 +35,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 """Unsupported options with their neutral values."""
 
 _IRRELEVANT = ("add_special_tokens", "request_id", "spaces_between_special_tokens", "user")
-"""Options without effect on a prompt of token ids."""
+"""Options that are accepted because they have no effect on a prompt of token ids."""
 
 TokenId = Annotated[int, Field(ge=0)]
 
@@ -62,7 +62,7 @@ class RefusalError(Exception):
 
 
 class StreamOptions(BaseModel):
-    """What a stream has besides tokens."""
+    """Which usage chunks a stream has."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

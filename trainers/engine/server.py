@@ -38,7 +38,7 @@ class FrontProcess:
     """
 
     def __init__(self, listener: socket.socket) -> None:
-        """Start it; it takes the listening socket over."""
+        """Start it. The listening socket now belongs to it."""
         self.link, far = socket.socketpair()
         fds = (far.fileno(), listener.fileno())
         argv = [sys.executable, "-m", "trainers.engine.front", *map(str, fds), str(os.getpid())]
@@ -67,7 +67,7 @@ class FrontProcess:
 
 @contextlib.contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """SIGINT is held back from this thread, and from a process started meanwhile for good."""
+    """Block SIGINT in this thread; processes that are started meanwhile keep it blocked."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

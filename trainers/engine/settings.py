@@ -9,7 +9,7 @@ from trainers.weights.settings import AgentSettings
 
 
 class EngineSettings(Config):
-    """What `harnessgym engine MODEL_DIR` takes."""
+    """Settings of `harnessgym engine MODEL_DIR`."""
 
     model: Path
     """Hugging Face folder: config.json, model.safetensors and, for text and stop strings, tokenizer.json."""
@@ -37,7 +37,7 @@ class EngineSettings(Config):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of weights, keys and values."""
     seed: int = 0
-    """Seeds requests that bring no seed of their own."""
+    """Seed for requests without a seed of their own."""
     agent: AgentSettings | None = None
     """Follow a policy's versions in the trace store; without it the engine serves `model` as version 0."""
 

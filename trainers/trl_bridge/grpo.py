@@ -39,7 +39,8 @@ _RIGHT = ("completion_ids", "completion_mask", "tool_mask", "sampling_per_token_
 
 
 def appended(output: dict[str, Any], places: Sequence[int], added: Sequence[Sample]) -> dict[str, Any]:
-    """TRL's batch with samples added, each with the advantage of the sample at its place.
+    """TRL's batch with `added` appended. Added sample i gets the advantage of the sample at index
+    `places[i]`.
 
     Raises `TrainerError` if the batch has fields that the added samples lack: logprobs of a reference policy,
     images.
@@ -77,7 +78,7 @@ def _joined(padded: Tensor, rows: Sequence[Sequence[float]], *, left: bool) -> T
 
 
 class RolloutFunc:
-    """Waits for a batch and takes it, each time that it is called."""
+    """Each call waits for the run's next batch and returns it."""
 
     def __init__(self, run: TrainingRun) -> None:
         self.run = run
@@ -87,8 +88,8 @@ class RolloutFunc:
         """The last batch, as samples."""
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
-        """{prompt_ids, completion_ids, logprobs, env_mask, reward}, a list entry a rollout, groups one after
-        another.
+        """The batch as {prompt_ids, completion_ids, logprobs, env_mask, reward}: lists with one entry per
+        rollout, group by group.
 
         Raises `TrainerError` for a trainer that would not use the logprobs, or asks for another batch than
         the run's.
@@ -102,7 +103,7 @@ class RolloutFunc:
         if not trainer.model.training or len(prompts) != self.run.batch_rollouts:
             raise TrainerError(
                 f"TRL asks for {len(prompts)} rollouts to "
-                f"{'train' if trainer.model.training else 'evaluate'} on; a run gives batches of "
+                f"{'train' if trainer.model.training else 'evaluate'} on, but the run only gives batches of "
                 f"{self.run.batch_rollouts} to train on. The run evaluates by itself: leave `eval_dataset` "
                 "out."
             )
@@ -150,7 +151,7 @@ class RunGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.correction = correction
         self.rollouts = rollout_func(run)
         self.advantages: dict[str, float] = {}
-        """Of the last batch, by rollout, as TRL computed them."""
+        """TRL's advantages of the last batch, by rollout id."""
         further.setdefault("reward_funcs", recorded_reward)
         prompts = Dataset.from_dict({"prompt": ["the next group of the run"] * run.options.groups_per_step})
         super().__init__(
@@ -185,13 +186,13 @@ class RunGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _with_further(
         self, output: dict[str, Any], further: tuple[tuple[int, Sample], ...]
     ) -> dict[str, Any]:
-        """The samples plus those of further rows, which have the advantage of their rollout."""
+        """TRL's batch plus the samples of further rows, which get the advantage of their rollout."""
         if not further:
             return output
         if self.loss_type not in _BY_TOKENS:
             raise TrainerError(
                 f"Rollout {further[0][1].rollout_id} has several rows, and loss_type {self.loss_type!r} "
-                "takes a mean over samples: it would count more than others. Choose one of "
+                "takes a mean over samples, so it would count more than other rollouts. Choose one of "
                 f"{', '.join(_BY_TOKENS)}."
             )
         missing = -(len(output["advantages"]) + len(further)) % self.args.steps_per_generation
@@ -245,9 +246,9 @@ def _check_arguments(run: TrainingRun, args: GRPOConfig, proximal: str) -> None:
     """
     if run.config.generate.selector in _LARGER:
         raise TrainerError(
-            f"The selector {run.config.generate.selector} submits groups that are larger than "
-            "trainer.group_size, and all of GRPOTrainer's have one size: choose another generate.selector, "
-            "or algorithm = 'grpo'."
+            f"The selector {run.config.generate.selector} may submit groups larger than trainer.group_size, "
+            "but GRPOTrainer needs groups of one size: choose another generate.selector, or algorithm = "
+            "'grpo'."
         )
     wanted = {
         "num_generations": run.options.group_size,
@@ -260,11 +261,11 @@ def _check_arguments(run: TrainingRun, args: GRPOConfig, proximal: str) -> None:
     for name, value in wanted.items():
         if getattr(args, name) != value:
             raise TrainerError(
-                f"GRPOConfig has {name} = {getattr(args, name)}, and this run needs {value}: one batch of "
-                "the run is one step and one policy version. `grpo_arguments(run)` gives what agrees."
+                f"GRPOConfig has {name} = {getattr(args, name)}, but this run needs {value}: one batch of "
+                "the run is one step and one policy version. `grpo_arguments(run)` has the right values."
             )
     if args.loss_type == "vespo" and proximal == "current":
-        raise TrainerError("The loss vespo weights by ratios itself: give it proximal = 'behaviour'.")
+        raise TrainerError("The loss vespo already weights by ratios: set proximal = 'behaviour'.")
 
 
 class _Publishing(TrainerCallback):  # type: ignore[misc]

@@ -29,7 +29,7 @@ from trainers.weights.export import write_model
 
 Example = dict[str, Any]
 IGNORED = -100
-"""Label of a token that is not learnt."""
+"""Label of a token without a loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class GradedRollout:
 
 
 def best_of_groups(rollouts: Iterable[GradedRollout]) -> list[GradedRollout]:
-    """The best rollout of each group, of equal ones the first (rejection sampling, as in RAFT, arXiv
+    """The best rollout of each group, the first among equals (rejection sampling, as in RAFT, arXiv
     2304.06767).
     """
     return [max(group, key=lambda item: item.reward) for group in _groups(rollouts)]
 
 
 def supervised(rollouts: Iterable[GradedRollout]) -> list[Example]:
-    """{input_ids, labels} of every row: what the policy sampled is learnt, all else is context."""
+    """{input_ids, labels} of every row. Only tokens that the policy sampled have labels."""
     return [
         {
             "input_ids": row.ids.tolist(),
@@ -68,9 +68,9 @@ def preferences(rollouts: Iterable[GradedRollout]) -> list[Example]:
     """{prompt_ids, chosen_ids, rejected_ids, chosen_mask, rejected_mask} of the best and the worst rollout of
     each group.
 
-    A row of the best stands against a row of the worst that has the same tokens before its first trained one;
-    rows that have no such counterpart, and groups of equal rewards, give nothing. The masks say which tokens
-    of a completion the policy sampled.
+    A row of the best rollout is paired with a row of the worst that has the same tokens before its first
+    trained one. Rows without such a counterpart, and groups of equal rewards, give no pair. The masks say
+    which tokens of a completion the policy sampled.
     """
     return [
         _pair(chosen, rejected)
@@ -129,7 +129,7 @@ class OfflineTraining:
     examples: int
     """Rows, or pairs of rows."""
     tokens: int
-    """Tokens that are learnt in one epoch."""
+    """Tokens with a loss in one epoch."""
     steps: int
     loss: float
     """Mean over the steps."""
@@ -160,7 +160,7 @@ def train_offline(
             else "rollout"
         )
         raise ConfigError(
-            f"None of {len(known)} rollouts with tokens and a reward is a {what} to learn from by {method}."
+            f"None of {len(known)} rollouts with tokens and a reward is a {what} to train on with {method}."
         )
     with replacing(out) as part, tempfile.TemporaryDirectory() as scratch:
         trainer = make_trainer(method, policy, examples, {"output_dir": scratch} | dict(settings))
@@ -175,7 +175,9 @@ def graded(store: TraceStore, rollout_ids: Iterable[str]) -> Iterable[GradedRoll
     for name in rollout_ids:
         rollout = TracedRollout(store, name, Languages())
         if len({row.policy_id for row in rollout.trajectory.rows}) > 1:
-            raise TraceError(f"Rollout {name} was sampled by several policies; offline training is of one.")
+            raise TraceError(
+                f"Rollout {name} was sampled by several policies; offline training supports one."
+            )
         if rollout.reward is not None:
             yield GradedRollout(name, rollout.facts.group_id, rollout.reward, rollout.trajectory.rows)
 
@@ -183,7 +185,7 @@ def graded(store: TraceStore, rollout_ids: Iterable[str]) -> Iterable[GradedRoll
 def examples_of(
     method: Method, rollouts: Sequence[GradedRollout], min_reward: float | None = None
 ) -> list[Example]:
-    """The examples from which a method learns."""
+    """The examples that a method trains on."""
     if method == "dpo":
         return preferences(rollouts)
     chosen = best_of_groups(rollouts) if method == "rejection" else rollouts

@@ -27,7 +27,7 @@ from trainers.trl_bridge.samples import one_advantage
 from trainers.trl_bridge.training_run import TakenBatch, TrainingRun
 
 _AHEAD = 2
-"""Batches that are with TRL at one time: the one that is trained, and the one that its loader has fetched."""
+"""Batches that TRL holds at one time: the one in training, and the one that its loader has prefetched."""
 _POLL_S = 0.05
 _FIRST = 1
 """TRL's number for the weights that training starts from."""
@@ -39,7 +39,7 @@ class _StoppedError(Exception):
 
 class RolloutWorker:
     """TRL's `RolloutWorkerProtocol`. `args` is the `AsyncGRPOConfig` that the trainer gets; `async_arguments`
-    has what agrees.
+    has the values that the run needs.
 
     Advantages are those of `trainer.advantage`, one for all tokens of a rollout; only groups with a signal
     are given to TRL. A row that several versions sampled counts as sampled by the oldest of them. Raises
@@ -54,7 +54,7 @@ class RolloutWorker:
         self.rollout_buffer: queue.Queue[RolloutSample] = queue.Queue()
         self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue()
         self.trained: deque[tuple[TrainedRollout, ...]] = deque()
-        """What the ledger will say of each batch that is with TRL."""
+        """Ledger entries of each batch that TRL holds."""
         self.model_version = 0
         """TRL's number for the newest weights; the run numbers its versions otherwise."""
         self._stopped = threading.Event()
@@ -74,22 +74,24 @@ class RolloutWorker:
             self._thread.join()
 
     def update_model_version(self, model_version: int) -> None:
-        """TRL has published weights, and calls them this."""
+        """Record TRL's number for the weights that it has just published."""
         self.model_version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raises `TrainerError` if no batch can come: taking one failed, or the store has not answered for
-        so long.
+        """Raises `TrainerError` if no batch can come: collecting one failed, or the store has not answered
+        for `stale_after_s`.
         """
         if self._problem is not None:
-            raise TrainerError(f"No further batch could be taken: {self._problem}") from self._problem
+            raise TrainerError(f"No further batch could be collected: {self._problem}") from self._problem
         if time.monotonic() - self._looked > stale_after_s:
             raise TrainerError(
                 f"The store of {self.run.folder.root} has not answered for {stale_after_s:.0f} s."
             )
 
     def _feed(self) -> None:
-        """Take batches until the run has had all its steps, then give what the loader still fetches."""
+        """Enqueue batches until the run has all its steps, then one step without effect, because TRL's loader
+        fetches ahead.
+        """
         try:
             steps = self.run.steps_left
             for index in range(steps):
@@ -100,7 +102,7 @@ class RolloutWorker:
             self._enqueue([_still(_FIRST + steps)])
         except _StoppedError:
             return
-        # Whatever it is, the trainer's thread raises it: see `check_health`.
+        # Kept for the trainer's thread, which raises it in `check_health`.
         except Exception as error:  # noqa: BLE001
             self._problem = error
 
@@ -132,14 +134,16 @@ class RolloutWorker:
         self._enqueue(samples or [_still(trained_from)])
 
     def _enqueue(self, samples: list[RolloutSample]) -> None:
-        """Give samples and what fills up the step, which is as stale as the first."""
+        """Enqueue samples, then fillers up to a whole step, with the first sample's version."""
         filler = _filler(samples[0].group_id, samples[0].model_version)
         for sample in (*samples, *[filler] * (self.places - len(samples))):
             self.rollout_buffer.put(replace(sample, enqueued_at=time.time()))
 
 
 def async_arguments(run: TrainingRun, rows: int = 1) -> dict[str, Any]:
-    """What an `AsyncGRPOConfig` must agree with the run in, for rollouts of up to `rows` rows on average."""
+    """The arguments that an `AsyncGRPOConfig` needs for this run, if rollouts have at most `rows` rows on
+    average.
+    """
     return run.arguments | {
         "per_device_train_batch_size": rows * run.batch_rollouts,
         "token_budget": 0,
@@ -148,7 +152,7 @@ def async_arguments(run: TrainingRun, rows: int = 1) -> dict[str, Any]:
 
 
 def _check_arguments(run: TrainingRun, args: Any) -> None:
-    """Raises `TrainerError` naming what does not agree with the run."""
+    """Raises `TrainerError` naming the argument that does not fit the run."""
     eta = run.options.max_staleness
     if not eta:
         raise TrainerError(
@@ -181,8 +185,8 @@ def _check_arguments(run: TrainingRun, args: Any) -> None:
     for name, (fits, wanted) in right.items():
         if not fits:
             raise TrainerError(
-                f"AsyncGRPOConfig has {name} = {getattr(args, name)}, and this run needs {wanted}. "
-                "`async_arguments(run)` gives what agrees."
+                f"AsyncGRPOConfig has {name} = {getattr(args, name)}, but this run needs {wanted}. "
+                "`async_arguments(run)` has the right values."
             )
 
 
@@ -201,7 +205,7 @@ def _sample(group: LoadedGroup, row: Row, reward: float, advantage: float, versi
 
 
 def _still(version: int) -> RolloutSample:
-    """What TRL can train on and learn nothing from: it fails on a step without any trained token."""
+    """A sample with a trained token of advantage 0: TRL fails on a step without any trained token."""
     ids = np.zeros(2, np.int64)
     mask = np.array([0, 1], np.int64)
     return RolloutSample([], [], ids, mask, np.zeros(2, np.float32), 0.0, version, 0, {})

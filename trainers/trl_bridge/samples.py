@@ -25,11 +25,11 @@ class Sample:
     prompt_ids: list[int]
     completion_ids: list[int]
     logprobs: list[float]
-    """Behaviour policy; 0.0 where the mask is 0."""
+    """Logprobs of the behaviour policy; 0.0 where the mask is 0."""
     env_mask: list[int]
     """1 where the policy sampled the token and this sample trains it."""
     reward: float | None
-    """None for a place in the group without a rollout, which counts in no mean."""
+    """None if the group has no rollout at this index; TRL leaves it out of means."""
 
 
 def sample_of(row: Row, reward: float | None) -> Sample:
@@ -46,16 +46,16 @@ def empty_sample(rollout_id: str, reward: float | None) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class SampledBatch:
-    """One sample for each place of each group, and the further rows of rollouts that have several."""
+    """One sample per rollout of each group, and further samples of the rollouts with several rows."""
 
     first: tuple[Sample, ...]
     """`size` samples for each group, in the groups' order."""
     further: tuple[tuple[int, Sample], ...]
-    """Each with the index in `first` of the rollout's first sample."""
+    """Pairs of the index in `first` of the rollout's first sample, and a further sample."""
 
 
 def samples_of(groups: Sequence[LoadedGroup], size: int) -> SampledBatch:
-    """The samples of groups of at most `size` rollouts. A place whose rollout was not graded or trains
+    """The samples of groups of at most `size` rollouts. A rollout that is missing, was not graded or trains
     nothing has an empty sample.
 
     Raises `TrainerError` for a larger group: TRL would compare some of its rollouts with the next group's.
@@ -66,8 +66,8 @@ def samples_of(groups: Sequence[LoadedGroup], size: int) -> SampledBatch:
         places = [*zip(group.group.members, group.rows, strict=True)]
         if len(places) > size:
             raise TrainerError(
-                f"Group {group.group.ordinal} has {len(places)} rollouts, and TRL's have {size} "
-                "(trainer.group_size): choose a selector that keeps to it (generate.selector)."
+                f"Group {group.group.ordinal} has {len(places)} rollouts, but TRL needs {size} "
+                "(trainer.group_size): choose a generate.selector that keeps this size."
             )
         for member, rows in places:
             reward = float(member.reward)
@@ -92,8 +92,8 @@ def one_advantage(row: Row, value: float | FloatArray) -> float:
     if len(values) > 1:
         raise TrainerError(
             f"The tokens of rollout {row.rollout_id} have {len(values)} different advantages, and a sample "
-            "of TRL has one: choose an estimator that gives one a rollout (trainer.advantage), or algorithm "
-            "= 'grpo'."
+            "of TRL has one: choose an estimator with one per rollout (trainer.advantage), or algorithm = "
+            "'grpo'."
         )
     return float(values[0])
 

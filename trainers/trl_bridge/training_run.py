@@ -190,9 +190,9 @@ class TrainingRun:
             )
             self.store.write(lambda conn: policies.publish(conn, self.policy_id, start))
 
-    def take(self, looking: Callable[[], None] = lambda: None) -> TakenBatch:
-        """The next batch; waits until its groups are complete. `looking` is called before each query of the
-        store; an exception from it ends the waiting.
+    def take(self, before_query: Callable[[], None] = lambda: None) -> TakenBatch:
+        """The next batch; waits until its groups are complete. `before_query` is called before each query of
+        the store; an exception from it ends the wait.
 
         Batches may be taken before earlier ones have made their versions; staleness counts from the version
         that they will make.
@@ -206,7 +206,7 @@ class TrainingRun:
             raise TrainerError("The run has no policy version to train from: call `begin` first.")
         if start.step >= self.options.steps:
             raise TrainerError(
-                f"The run has had its {self.options.steps} steps: there is no further batch to take."
+                f"The run has had all its {self.options.steps} steps: there is no further batch."
             )
         chain = VersionChain(
             [
@@ -214,7 +214,7 @@ class TrainingRun:
                 *(version for version in ahead if version.version not in {item.version for item in known}),
             ]
         )
-        groups = tuple(self._collector.groups(start.version, chain, busy, looking))
+        groups = tuple(self._collector.groups(start.version, chain, busy, before_query))
         number = (
             max(start.version, *(item.version for item in known), newest_version(self.folder.versions)) + 1
         )
@@ -235,7 +235,7 @@ class TrainingRun:
         """
         with self._lock:
             if not self._pending:
-                raise TrainerError("Weights were given and no batch was taken: one version is one batch.")
+                raise TrainerError("No batch was taken for these weights: each version is one batch.")
             batch = self._pending[0]
         broken = next((name for name, tensor in weights.items() if not tensor.isfinite().all()), None)
         if broken:

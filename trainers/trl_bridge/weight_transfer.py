@@ -1,6 +1,6 @@
 """The weight transfer of TRL's asynchronous trainer: each step's weights become a policy version of the run.
 
-Nothing is paused: each engine installs the version when it is its turn, by delta, and the others go on.
+Nothing is paused: the engines install the version by delta, one after another.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,15 +20,13 @@ class WeightTransfer:
         self._begun = False
 
     def init_weight_transfer(self) -> None:
-        """Nothing: the engines follow the run by themselves."""
+        """Does nothing: the engines follow the run by themselves."""
 
     def pause(self) -> None:
-        """Nothing: an engine ends its calls when it is about to install a version."""
+        """Does nothing: an engine ends its own calls before it installs a version."""
 
     def send_weights(self, iterator: Iterator[tuple[str, Tensor]]) -> None:
-        """Publish (name, tensor) pairs: first what training starts from, then what each batch was trained
-        into.
-        """
+        """Publish (name, tensor) pairs: first the starting weights, then the weights after each batch."""
         weights = copied(iterator)
         if not self._begun:
             self.worker.run.begin(weights)
@@ -37,10 +35,10 @@ class WeightTransfer:
             self.worker.run.commit(weights, self.worker.trained.popleft())
 
     def resume(self) -> None:
-        """Nothing: nothing was paused."""
+        """Does nothing: nothing was paused."""
 
     def destroy(self) -> None:
-        """Nothing: what was published stays."""
+        """Does nothing: published versions stay."""
 
 
 def named_weights(model: nn.Module) -> dict[str, Tensor]:

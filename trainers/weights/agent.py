@@ -376,7 +376,7 @@ class WeightAgent:
                 log.warning("%s could not renew lease %s: %s", self.worker_id, lease, error)
 
     async def _show(self, store: TraceStore) -> None:
-        """Send heartbeats for the worker to the store. When they stop, the worker is not counted on."""
+        """Send heartbeats for the worker to the store. When they stop, the worker counts as dead."""
         ttl = self.settings.lease_ttl_s
         while True:
             try:

@@ -29,21 +29,22 @@ _INSTALLERS: dict[str, Callable[[EngineApi, str, Path], Installer]] = {
 
 
 class OutsideSettings(AgentSettings):
-    """What `harnessgym weights-agent` takes."""
+    """Settings of `harnessgym weights-agent`."""
 
     engine: Literal["vllm", "sglang"]
-    """What the engine is."""
+    """Kind of engine."""
     engine_url: str
-    """Where the engine's own HTTP API is: http://host:port."""
+    """URL of the engine's HTTP API: http://host:port."""
     worker_id: str
     """Name of the engine in the workers table and at the proxy."""
     # In memory, and removed when the next version is served.
     scratch: Path = Path("/dev/shm/harnessgym")  # noqa: S108
-    """Folder that the engine sees too, for whole copies of versions that were published as deltas."""
+    """Folder for full copies of versions that were published as deltas. The engine must see it under the same
+    path."""
     install_s: float = 600.0
     """Longest time that the engine may take to load weights."""
     answer_s: float = QUICK_S
-    """Longest time that it may take to say which version it serves. Beyond that it is silent, and gets no
+    """Longest time that it may take to report its version. After that it counts as silent and gets no
     calls."""
 
 

@@ -29,7 +29,7 @@ class VersionServerSettings(Config):
     key: str = Field(
         default_factory=_key, min_length=16, validate_default=True, repr=False, json_schema_extra=_SHOWN
     )
-    """What clients must show as `Authorization: Bearer KEY`; HARNESSGYM_WEIGHTS_KEY in the environment if
+    """Key that clients must send as `Authorization: Bearer KEY`; HARNESSGYM_WEIGHTS_KEY in the environment if
     not given."""
 
 
@@ -39,21 +39,21 @@ class MirrorSettings(Config):
     url: str
     """Address of the version server."""
     folder: Path
-    """Where versions are put. One policy and run per folder."""
+    """Folder for the versions. One policy and run per folder."""
     key: str = Field(default_factory=_key, validate_default=True, repr=False, json_schema_extra=_SHOWN)
     """Bearer key of the server; HARNESSGYM_WEIGHTS_KEY in the environment if not given."""
     bytes_per_s: float | None = Field(None, gt=0)
-    """Most bytes a second that are fetched; None for as many as come."""
+    """Rate limit of downloads; None for no limit."""
     patience_s: float = Field(60.0, gt=0)
-    """How long is tried again without one more byte before a fetch fails."""
+    """Seconds without a new byte, retries included, before a fetch fails."""
     timeout_s: float = Field(15.0, gt=0)
     """Longest silence of the server on an open connection."""
     longest_chain: int = Field(64, gt=0)
-    """Deltas in a row before a full version is fetched, if there is one."""
+    """Most deltas in a row; beyond that a full version is fetched, if there is one."""
     keep: int = Field(2, gt=0)
-    """Newest versions that stay, besides those that they build on."""
+    """Number of newest versions to keep, besides those that they build on."""
     poll_s: float = Field(1.0, gt=0)
-    """Time between two looks at the server (`harnessgym weights mirror`)."""
+    """Seconds between two polls of the server (`harnessgym weights mirror`)."""
 
 
 class AgentSettings(Config):
@@ -66,7 +66,7 @@ class AgentSettings(Config):
     run_id: str
     """The run this worker belongs to."""
     address: str | None = None
-    """Where the proxy reaches this worker, if not where it listens."""
+    """Address at which the proxy reaches this worker, if it is not the one it listens on."""
     control_url: str | None = None
     """The proxy's control API: http://host:port or unix:/path/to.sock. Without it nothing is drained."""
     control_key: str = environment_field()
@@ -74,14 +74,13 @@ class AgentSettings(Config):
     update_leases: int = 1
     """How many workers of this policy may update at the same time (f)."""
     lease_ttl_s: float = 30.0
-    """After this long without renewal a dead agent's update lease is free again, and nobody counts on its
-    outside engine."""
+    """Seconds without renewal after which a dead agent's update lease is free again, and its outside engine
+    counts as dead."""
     poll_s: float = 0.1
-    """Time between two looks at the store, where the database does not tell of changes
-    (`TraceStore.watch`)."""
+    """Seconds between two polls of the store, if the database cannot notify (`TraceStore.watch`)."""
     mirror: MirrorSettings | None = None
-    """Fetch versions from a version server, where the paths that the store records are another machine's."""
+    """Fetches versions from a version server, if the paths in the store are those of another machine."""
     look_s: float = 1.0
-    """Time between two looks at which version an outside engine serves: it may have been started anew."""
+    """Seconds between two checks of which version an outside engine serves: it may have been restarted."""
     drain_s: float = 5.0
-    """Time calls in flight get before they are re-prefilled under the new weights."""
+    """Seconds in which calls in flight may finish, before they are prefilled again under the new weights."""

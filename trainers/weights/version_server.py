@@ -1,7 +1,7 @@
 """Serves a folder of policy versions to other machines over HTTP, read-only.
 
-GET /versions                    what is there: [{version, kind, base, checksum, base_checksum, files: {name:
-bytes}}, ...] GET /versions/{number}/{file}    a file of a version, whole or by Range
+- GET /versions: the list [{version, kind, base, checksum, base_checksum, files: {name: bytes}}, ...].
+- GET /versions/{number}/{file}: a file of a version, whole or by Range.
 
 Every request carries `Authorization: Bearer KEY`. Versions never change, so a client can resume an
 interrupted transfer, and verifies it by the checksums in the manifest.

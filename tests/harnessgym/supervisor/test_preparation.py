@@ -242,7 +242,7 @@ def test_a_run_of_one_policy_is_told_of_no_others(tmp_path):
         ({"update": {"corrections": ["tis"]}}, "1 everywhere"),
         ({"update": {"proximal": "snapshot"}, "max_staleness": 0}, "raise max_staleness"),
         ({"algorithm": "ppo", "ppo": {"epoch": 2}}, "epochs"),
-        ({"algorithm": "ppo", "stream": True}, "values all of it before"),
+        ({"algorithm": "ppo", "stream": True}, "needs the whole batch before"),
         ({"group_size": 1}, 'set algorithm = "ppo"'),
     ],
 )

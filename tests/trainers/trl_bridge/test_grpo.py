@@ -262,7 +262,7 @@ def test_selectors_that_make_groups_larger_are_refused(tmp_path, selector):
     write_json(folder.config_path, told.model_dump(mode="json"))
     with (
         training_run(folder) as run,
-        pytest.raises(TrainerError, match=f"The selector {selector} submits groups"),
+        pytest.raises(TrainerError, match=f"The selector {selector} may submit groups"),
     ):
         RunGRPOTrainer(run, arguments(run))
 
@@ -283,7 +283,7 @@ def test_weights_without_a_batch_are_refused(tmp_path):
         with pytest.raises(TrainerError, match="call `begin` first"):
             run.take()
         run.begin({"w": torch.zeros(1)})
-        with pytest.raises(TrainerError, match="no batch was taken"):
+        with pytest.raises(TrainerError, match="No batch was taken"):
             run.commit({"w": torch.ones(1)}, ())
 
 

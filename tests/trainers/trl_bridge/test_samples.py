@@ -85,7 +85,7 @@ def test_a_group_that_is_larger_than_the_others_is_refused():
     members = tuple(SimpleNamespace(rollout_id=f"r{index}", reward=1.0) for index in range(3))
     group = SimpleNamespace(group=SimpleNamespace(members=members, ordinal=4), rows=((), (), ()))
     assert len(samples_of([group], 3).first) == 3
-    with pytest.raises(TrainerError, match=r"Group 4 has 3 rollouts, and TRL's have 2 .*generate\.selector"):
+    with pytest.raises(TrainerError, match=r"Group 4 has 3 rollouts, but TRL needs 2 .*generate\.selector"):
         samples_of([group], 2)
 
 

@@ -1,4 +1,4 @@
-"""What an outside engine needs: requests to its HTTP API, and files and labels of the version that it loads.
+"""What installers of outside engines share: HTTP requests, and the files and labels of the version to load.
 
 An engine reports what it serves as its "weight version", here the label `VERSION@POLICY`. The policy's id is
 part of it, because version 3 of another run is not version 3 of this one. The files are the version's own, or
@@ -22,8 +22,7 @@ from harnessgym.proxy_client import Closing, trust_for
 from harnessgym.store.policies import PolicyVersion
 
 QUICK_S = 15.0
-"""Longest time that a question or a switch may take, which loads no weights, unless the settings say
-otherwise."""
+"""Default time limit of requests that load no weights."""
 _CONNECT_S = 5.0
 
 
@@ -57,12 +56,13 @@ class EngineApi(Closing):
         refusal: int = httpx.codes.OK,
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        """The answer's JSON object; {} for an answer that is none.
+        """The response's JSON object; {} for a response that is not one.
 
-        `hint` says how an engine is started that has the route; `refusal` is a status whose JSON is an answer
-        too; `timeout_s` is for this request alone. Raises `UpstreamLost` when the engine does not answer or
-        is going away, `UpstreamSilent` when it accepts the request and does not answer, `UpstreamError` when
-        it refuses.
+        `hint` says how to start an engine with this route; `refusal` is a further status whose JSON is
+        returned; `timeout_s` is for this request only.
+
+        Raises `UpstreamLost` if the engine does not answer or is shutting down, `UpstreamSilent` if it
+        accepts the request and does not answer, `UpstreamError` if it refuses.
         """
         limit_s = min(timeout_s or math.inf, self._timeout_s)
         timeout = httpx.Timeout(limit_s, connect=_CONNECT_S)
@@ -95,10 +95,10 @@ class EngineApi(Closing):
         return answer if isinstance(answer, dict) else {}
 
     async def _watched(self, request: httpx.Request) -> httpx.Response:
-        """The answer to a request that may take minutes. Meanwhile the engine is asked whether it is there.
+        """The response to a request that may take minutes. Meanwhile the engine's health is checked.
 
-        Without these questions an engine that is stopped while it loads weights would hold an update lease
-        until the longest limit is over, and the run would wait for it.
+        Otherwise an engine that is stopped while it loads weights would hold an update lease until the time
+        limit, and the run would wait for it.
         """
         answering = asyncio.create_task(self._http.send(request))
         try:
@@ -173,7 +173,7 @@ def stage(weights: dict[str, Tensor], version: PolicyVersion, scratch: Path) -> 
 
 
 def tidy(scratch: Path, served: Path) -> None:
-    """Remove staged copies except that of the served version, to whose file an engine may go back."""
+    """Remove staged copies except that of the served version, which an engine may load again."""
     for folder in scratch.glob(f"{_PREFIX}v*"):
         if folder != served:
             shutil.rmtree(folder, ignore_errors=True)

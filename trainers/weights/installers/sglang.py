@@ -3,7 +3,7 @@
 Request and response shapes: SGLang's docs/advanced_features/sglang_for_rl.md,
 python/sglang/srt/managers/io_struct.py and srt/entrypoints/http_server.py. `/update_weights_from_disk` rolls
 back by itself when weights do not load. The label `weight_version` of `/model_info` tells which version is
-served; an engine that was started anew has the one of its `--weight-version`, "default" if none.
+served; a restarted engine has that of its `--weight-version`, or "default".
 """
 
 import asyncio
@@ -34,12 +34,12 @@ class SglangInstaller:
 
     @property
     def version(self) -> int | None:
-        """Version that is served, as the engine said last; None for weights that are no version."""
+        """The served version, as last reported by the engine; None for weights that are no version."""
         return version_in(self._label, self._policy_id)
 
     async def look(self) -> None:
-        """Ask the engine what it serves. Raises `UpstreamLost` if it does not answer, `UpstreamError` if
-        it cannot say.
+        """Query the served version. Raises `UpstreamLost` if the engine does not answer, `UpstreamError` if
+        the answer has no version label.
         """
         self._label = ""
         info = await self._api.ask("GET", "/model_info", timeout_s=self._api.quick_s)
@@ -47,21 +47,19 @@ class SglangInstaller:
         self._path = str(info["model_path"])
 
     async def pause(self) -> None:
-        """End what is in flight, which answers "abort" with the tokens so far, and let nothing begin until
-        `resume`.
-        """
+        """Abort the calls in flight, which return the tokens so far, and hold new ones until `resume`."""
         await self._api.ask("POST", "/pause_generation", {"mode": "abort"}, timeout_s=self._api.quick_s)
 
     async def resume(self) -> None:
-        """Let calls begin."""
+        """Accept calls again."""
         await self._api.ask("POST", "/continue_generation", {}, timeout_s=self._api.quick_s)
 
     async def install(self, weights: dict[str, Tensor], version: PolicyVersion) -> None:
-        """Serve other weights, and see that they compute something. The engine is paused before, and runs
-        after it.
+        """Serve other weights, and check that they compute usable logits. The engine must be paused; it runs
+        afterwards.
 
-        Raises `PolicyError` if they cannot be served: then the old ones are. Raises `UpstreamError` if the
-        engine failed: it may be paused then, or serve what is no version.
+        Raises `PolicyError` if they cannot be served; the old ones are then served. Raises `UpstreamError` if
+        the engine failed; it may then be paused, or serve weights that are no version.
         """
         before = self._label
         path = self._path
@@ -91,7 +89,7 @@ class SglangInstaller:
         return await self._api.ask("POST", "/update_weights_from_disk", body, refusal=httpx.codes.BAD_REQUEST)
 
     async def _put_back(self, path: str, label: str) -> None:
-        """Serve again what is at `path`."""
+        """Serve the weights at `path` again."""
         self._label = ""
         await self.pause()
         answer = await self._load(path, label)
@@ -104,7 +102,7 @@ class SglangInstaller:
         self._label = label
 
     async def _unusable(self, version: int) -> str | None:
-        """What is wrong with the logprobs that it computes, asked for one token."""
+        """What is wrong with the logprobs of one sampled token; None if nothing is."""
         parameters = {"max_new_tokens": 1, "temperature": 1.0}
         body = {
             "input_ids": [0],
@@ -117,17 +115,17 @@ class SglangInstaller:
         except UpstreamLost:
             raise
         except UpstreamError as error:
-            return f"The engine computes nothing usable with it: {error}"
+            return f"The engine cannot sample with it: {error}"
         ((logprob, *_),) = answer["meta_info"]["output_token_logprobs"]
         usable = logprob is not None and math.isfinite(logprob)
         return None if usable else f"The engine's logits are not finite with it (logprob {logprob})."
 
     async def _flush_cache(self) -> None:
-        """Forget keys and values of other weights. Raises `UpstreamError` if the engine keeps them."""
+        """Drop cached keys and values of other weights. Raises `UpstreamError` if the engine keeps them."""
         await self._api.ask("POST", "/flush_cache")
 
     async def _relabel(self, label: str) -> None:
-        """Have the engine say that it serves this."""
+        """Set the version label that the engine reports."""
         self._label = ""
         await self._api.ask(
             "POST", "/update_weight_version", {"new_version": label, "abort_all_requests": False}

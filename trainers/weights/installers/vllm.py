@@ -3,9 +3,9 @@ docs/weights-engines.md).
 
 Written against vLLM 0.32: its routes `/pause`, `/resume`, `/weight_info`, `/update_weight_version`,
 `/reset_prefix_cache` and `/collective_rpc` (`vllm/entrypoints/rl/online/api_router.py`,
-`entrypoints/serve/dev`). The engine holds the number of the version that it serves in its "weight version":
-it says so itself to the agent, and to the proxy on every new connection. An engine that was started anew says
-"default", and one in the middle of an installation "installing": neither is a version.
+`entrypoints/serve/dev`). The engine reports the version that it serves as its "weight version", to the agent
+and, on every new connection, to the proxy. A restarted engine reports "default", and one in the middle of an
+installation "installing": neither is a version.
 """
 
 import asyncio
@@ -50,12 +50,12 @@ class VllmInstaller:
 
     @property
     def version(self) -> int | None:
-        """Version that is served, as the engine said last; None for weights that are no version."""
+        """The served version, as last reported by the engine; None for weights that are no version."""
         return version_in(self._label, self._policy_id)
 
     async def look(self) -> None:
-        """Ask the engine what it serves. Raises `UpstreamLost` if it does not answer, `UpstreamError` if
-        it cannot say.
+        """Query the served version. Raises `UpstreamLost` if the engine does not answer, `UpstreamError` if
+        the answer has no version label.
         """
         self._label = ""
         info = await self._api.ask(
@@ -64,23 +64,22 @@ class VllmInstaller:
         self._label = str(info["weight_version"])
 
     async def pause(self) -> None:
-        """End what is in flight, which answers "abort" with the tokens so far, and let nothing begin until
-        `resume`.
-        """
+        """Abort the calls in flight, which return the tokens so far, and hold new ones until `resume`."""
         await self._api.ask(
             "POST", "/pause", params={"mode": "abort", "clear_cache": "true"}, timeout_s=self._api.quick_s
         )
 
     async def resume(self) -> None:
-        """Let calls begin."""
+        """Accept calls again."""
         await self._api.ask("POST", "/resume", timeout_s=self._api.quick_s)
 
     async def install(self, weights: dict[str, Tensor], version: PolicyVersion) -> None:
-        """Serve other weights, and see that they compute something. The engine is paused before, and runs
-        after it.
+        """Serve other weights, and check that they compute usable logits. The engine must be paused; it runs
+        afterwards.
 
-        Raises `PolicyError` if they cannot be served: then the old ones are. Raises `UpstreamError` if the
-        engine failed or cannot read the files: it may be paused then, or serve what is no version.
+        Raises `PolicyError` if they cannot be served; the old ones are then served. Raises `UpstreamError` if
+        the engine failed or cannot read the files; it may then be paused, or serve weights that are no
+        version.
         """
         before = self._label
         expected = await asyncio.to_thread(digests, weights)
@@ -119,7 +118,7 @@ class VllmInstaller:
             raise PolicyError(f"vLLM cannot load it: {failed[0]}")
 
     async def _put_back(self, before: str) -> None:
-        """Serve again what was served before the swap."""
+        """Serve the weights from before the swap again."""
         await self.pause()
         await self._back_on_all(before)
         await self._reset_cache()
@@ -136,7 +135,7 @@ class VllmInstaller:
             )
 
     async def _unusable(self, version: int) -> str | None:
-        """What is wrong with the logprobs that it computes, asked for one token."""
+        """What is wrong with the logprobs of one sampled token; None if nothing is."""
         body = {
             "prompt": [0],
             "max_tokens": 1,
@@ -149,7 +148,7 @@ class VllmInstaller:
         except UpstreamLost:
             raise
         except UpstreamError as error:
-            return f"The engine computes nothing usable with it: {error}"
+            return f"The engine cannot sample with it: {error}"
         (logprob,) = answer["choices"][0]["logprobs"]["token_logprobs"]
         usable = logprob is not None and math.isfinite(logprob)
         return None if usable else f"The engine's logits are not finite with it (logprob {logprob})."
@@ -161,7 +160,7 @@ class VllmInstaller:
             )
 
     async def _relabel(self, label: str) -> None:
-        """Have the engine say that it serves this."""
+        """Set the version label that the engine reports."""
         self._label = ""
         await self._api.ask("POST", "/update_weight_version", {"new_version": label})
         self._label = label

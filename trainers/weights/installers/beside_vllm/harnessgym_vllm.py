@@ -1,4 +1,4 @@
-"""What vLLM's workers do when the weight agent installs a version: `--worker-extension-cls
+"""Worker extension with which the weight agent installs a version in vLLM: `--worker-extension-cls
 harnessgym_vllm.Weights`.
 
 This file runs in vLLM's environment and imports nothing of this project. The agent calls its methods through
@@ -6,9 +6,9 @@ This file runs in vLLM's environment and imports nothing of this project. The ag
 ends the engine. An answer without an "error" means that it worked.
 
 vLLM's own `reload_weights` does the loading: it knows fused and sharded parameters and quantisation. Two
-things are added. What does not fit is refused before any weight changes, because a reload that fails half-way
-leaves a model that cannot run. And packed copies of shared weights are packed again: vLLM 0.32's CPU build
-keeps one of a tied output projection, and after a reload goes on computing logits with the old one.
+things are added. Weights that do not fit are refused before any weight changes, because a reload that fails
+half-way leaves a model that cannot run. And packed copies of shared weights are made again: vLLM 0.32's CPU
+build keeps one of a tied output projection, and would compute logits with the old copy after a reload.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ class Weights:
     reload_weights: Any
 
     def harnessgym_prepare(self, path: str, digests: str) -> dict[str, Any]:
-        """Open a safetensors file for `harnessgym_swap`, and refuse what is not to be served.
+        """Open a safetensors file for `harnessgym_swap`, and refuse weights that must not be served.
 
         `digests` is JSON: SHA-256 in hex by tensor name. Each worker verifies its share of them. "error" says
         what is wrong: "unreadable" if nothing is at `path`, else "unfit" (other bytes, names or shapes, or a
@@ -52,8 +52,8 @@ class Weights:
         return {}
 
     def harnessgym_swap(self) -> dict[str, Any]:
-        """Serve what was prepared. If it does not load, what was served is loaded again; "lost" says that
-        this failed too.
+        """Serve the prepared weights. If they do not load, the previous ones are loaded again; "lost" says
+        that this failed too.
         """
         wanted = self.__dict__.pop("harnessgym_next")
         served = self.__dict__.get("harnessgym_served")
@@ -66,12 +66,12 @@ class Weights:
         return {}
 
     def harnessgym_back(self) -> dict[str, Any]:
-        """Take back the last swap, on workers where it succeeded."""
+        """Undo the last swap, on workers where it succeeded."""
         back_to = self.__dict__.pop("harnessgym_back_to", None)
         return {} if back_to is None else self._harnessgym_return(*back_to)
 
     def _harnessgym_return(self, wanted: "_File | None") -> dict[str, Any]:
-        """Load what was served, None for the weights that the engine started with."""
+        """Load earlier weights again; None means those that the engine started with."""
         try:
             self._harnessgym_reload(wanted)
         except Exception:  # noqa: BLE001
@@ -92,14 +92,14 @@ class Weights:
                     module.quant_method.process_weights_after_loading(module)
 
     def _harnessgym_starting(self) -> "Iterator[tuple[str, torch.Tensor]]":
-        """The weights that the engine started with, from where it read them."""
+        """The weights that the engine started with, read again from their source."""
         from vllm.model_executor.model_loader import get_model_loader
 
         loader = get_model_loader(self.vllm_config.load_config)
         return iter(loader.get_all_weights(self.vllm_config.model_config, self.model_runner.get_model()))
 
     def _harnessgym_expected(self) -> dict[str, tuple[int, ...]]:
-        """Shapes by name of what a version must hold, those of the weights that the engine started with."""
+        """Shapes by name of the tensors that a version must have: those that the engine started with."""
         known = self.__dict__.get("harnessgym_shapes")
         if known is None:
             tied = getattr(self.vllm_config.model_config.hf_config, "tie_word_embeddings", False)
@@ -114,9 +114,7 @@ class Weights:
 
 
 class _File:
-    """An open safetensors file: pages of it are read when they are needed, and stay readable if its name
-    goes.
-    """
+    """An open safetensors file. It is mapped into memory, so it stays readable after its name is removed."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -171,7 +169,7 @@ def _compare(given: _File, expected: dict[str, tuple[int, ...]]) -> None:
 
 
 def _end_unfinished(model: Any, model_config: Any) -> None:
-    """Put back what a reload that failed half-way has taken apart."""
+    """Restore the modules that a reload left unfinished when it failed half-way."""
     from vllm.model_executor.model_loader.reload.layerwise import (
         finalize_layerwise_reload,
         get_layerwise_info,
