@@ -89,7 +89,7 @@ class ReadBody(bytes):
 
     value: dict[str, Any]
     """The JSON value, as `strict_json.loads_lenient` gives it."""
-    split: SplitBody
+    split_body: SplitBody
     """The body split for the store."""
     digest: str
     """`digest_of` it."""
@@ -158,7 +158,7 @@ class BodyReader:
             conversation.name: list(conversation.values),
             **conversation.tail.values,
         }
-        out.split = _split(conversation)
+        out.split_body = _split(conversation)
         digest = conversation.digest.copy()
         digest.update(text[conversation.ends[-1] :].encode())
         out.digest = digest.hexdigest()
@@ -168,7 +168,7 @@ class BodyReader:
 
 def split_of(body: bytes) -> SplitBody:
     """A body split for the store."""
-    return body.split if isinstance(body, ReadBody) else split_body(body)
+    return body.split_body if isinstance(body, ReadBody) else split_body(body)
 
 
 def digest_of(body: bytes) -> str:
