@@ -139,7 +139,7 @@ class OrchestrationTracker:
                 agent.id,
                 parent_agent_id=agent.parent_agent_id,
                 fresh=fresh,
-                told=agent.evidence == "header",
+                harness_names_agents=agent.evidence == "header",
                 new=messages[at:],
                 parent_call=None if parent is None else parent.call_id,
                 again=again,

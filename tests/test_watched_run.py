@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harnessgym.metrics.feed import standings
+from harnessgym.metrics.feed import read_statuses
 from tests.harnessgym.metrics.test_sinks import scalars
 from tests.test_bad_input_runs import Run
 
@@ -34,7 +34,9 @@ class Broken:
 def test_a_run_that_is_killed_and_taken_up_again_has_every_step_once_in_its_sinks(tmp_path):
     run = Run(tmp_path, "waits", trainer={"steps": STEPS}, metrics={"sinks": SINKS}).start()
     sinks = run.paths().sinks_path
-    run.wait(lambda: standings(sinks).get("tensorboard", SimpleNamespace(step=0)).step >= 1, timeout_s=150)
+    run.wait(
+        lambda: read_statuses(sinks).get("tensorboard", SimpleNamespace(step=0)).step >= 1, timeout_s=150
+    )
     run.process.kill()
     run.process.wait()
     said = run.end(timeout_s=200)
@@ -54,5 +56,5 @@ def test_a_run_that_is_killed_and_taken_up_again_has_every_step_once_in_its_sink
     assert steps == sorted(set(steps))
     assert steps[-1] == STEPS
     assert observed[-1]["version/engine-0"] >= 0
-    assert standings(sinks)["tensorboard"].step == STEPS
-    assert standings(sinks)[f"{HERE}:Broken"].failures == 1
+    assert read_statuses(sinks)["tensorboard"].step == STEPS
+    assert read_statuses(sinks)[f"{HERE}:Broken"].failures == 1

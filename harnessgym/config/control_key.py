@@ -17,7 +17,7 @@ def _from_environment() -> str:
 
 def _not_empty(key: str) -> str:
     if not key:
-        raise ValueError(f"there is none: set {KEY}, or give it in the file of --config")
+        raise ValueError(f"there is no key: set {KEY}, or give control_key in the file of --config")
     return key
 
 

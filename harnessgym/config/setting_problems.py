@@ -28,12 +28,12 @@ class SettingProblem:
 
     @property
     def text(self) -> str:
-        """The problem as told to the author of a file."""
+        """The problem in the words of a settings file."""
         return f"{self.key}: {self.reason}" if self.key else self.reason
 
     @property
     def as_option(self) -> str:
-        """The problem as told to the author of an option."""
+        """The problem in the words of the command line."""
         return f"--{self.text}" if self.key and not self.section else self.text
 
 
@@ -109,6 +109,6 @@ def _nearest_literal(error: Any) -> str:
     """Suggests the most similar of the possible values."""
     if error["type"] != "literal_error":
         return ""
-    known = [each.strip(" '") for each in error["ctx"]["expected"].replace(" or ", ", ").split(",")]
+    known = [name.strip(" '") for name in error["ctx"]["expected"].replace(" or ", ", ").split(",")]
     close = difflib.get_close_matches(str(error["input"]), known, n=1, cutoff=0.6)
     return f" Did you mean {close[0]!r}?" if close else ""

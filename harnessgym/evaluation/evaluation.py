@@ -40,7 +40,7 @@ from harnessgym.wrapping.own_proxy import find_upstream
 
 Watch = Callable[[], AbstractContextManager[Observer]]
 _BATCH = 32
-"""Least number of sequences that an own engine decodes together."""
+"""Smallest batch size of an evaluation's own engine, in sequences."""
 
 
 class EvaluationSettings(Config):
@@ -83,8 +83,7 @@ class Evaluation:
         self.policies = self._claimed()
 
     async def run(self, say: Callable[[str], None], watch: Watch) -> list[Evaluated]:
-        """Run all policies one after another. Returns their results, which are also written. Then the folder
-        is free again.
+        """Run all policies one after another. Writes their results, releases the folder and returns them.
 
         `say` gets messages, and `watch` makes the observer of each campaign's progress. Raises
         `HarnessGymError` if it cannot continue, or if no rollout of a policy could be graded.
@@ -99,9 +98,7 @@ class Evaluation:
     async def _run_all(self, say: Callable[[str], None], watch: Watch) -> list[Evaluated]:
         # All exports come first: a run that is still training removes old versions while others are
         # evaluated.
-        for number, policy in enumerate(
-            self.policies
-        ):  # all first: a run that goes on removes its old versions
+        for number, policy in enumerate(self.policies):
             if policy.kind == "version" and not (self.folder_of(number) / "summary.json").is_file():
                 await _exported(policy, self.folder_of(number) / "model")
         policy_states: list[list[RolloutState]] = []
@@ -179,7 +176,7 @@ class Evaluation:
             self._claim = claim_folder(self.folder)
             return [_unchanged(each) for each in recorded["found"]]
         if not path.exists() and root.exists() and any(root.iterdir()):
-            raise ConfigError(f"{root} holds something else already. Give another --folder.")
+            raise ConfigError(f"{root} already has other content. Give another --folder.")
         policies = [find_policy(named) for named in self.settings.policies]
         for policy in policies:
             # Upstreams are looked up before the folder is claimed, so that a typo leaves no folder behind.
@@ -268,7 +265,7 @@ def _unchanged(recorded: dict[str, Any]) -> NamedPolicy:
     if _files(policy) != recorded["files"]:
         raise ConfigError(
             f"The weights at {policy.where} are not those that this evaluation began with. Give another "
-            "--folder to begin anew."
+            "--folder to start a new one."
         )
     return policy
 

@@ -86,7 +86,7 @@ def find_policy(named: str, policy: str = "") -> NamedPolicy:
         return _of_run(named, RunFolder(path, policy), asked)
     if asked is not None or (path / "traces.db").exists():
         raise ConfigError(
-            f"{path} is no run folder that has published a version: it has no folder `versions`."
+            f"{path} is not a run folder with a published version: it has no folder `versions`."
         )
     if not (path / "config.json").is_file():
         raise ConfigError(
@@ -102,9 +102,9 @@ def _of_run(named: str, folder: RunFolder, asked: int | None) -> NamedPolicy:
     if config.policies and not folder.policy:
         known = ", ".join(policy.name for policy in config.all_policies)
         raise ConfigError(
-            f"{folder.root} trains several policies ({known}), each for agents of its own, and an "
-            "evaluation has one for all. Write the one that is meant as a model folder: `harnessgym "
-            f"weights export {folder.root} FOLDER --policy NAME`."
+            f"{folder.root} trains several policies ({known}), but an evaluation uses one policy for all "
+            "agents. Export the policy to evaluate to a model folder: `harnessgym weights export "
+            f"{folder.root} FOLDER --policy NAME`."
         )
     recorded = _recorded(folder, config.policy.name)
     kept = _kept(folder)
@@ -175,7 +175,9 @@ class OwnEngine:
                 try:
                     if (await http.get(f"{self.url}/health")).is_success:
                         return
-                except httpx.TransportError:  # it loads: the socket is ours, and connections wait there
+                except (
+                    httpx.TransportError
+                ):  # it is loading: this process holds the socket, where connections queue
                     pass
                 await asyncio.sleep(_LOOK_S)
         words = self._children.log_tail(_NAME).removeprefix("harnessgym: ")
@@ -196,7 +198,7 @@ async def own_engine(
         listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     except OSError as error:
         raise HarnessGymError(
-            f"No free port on 127.0.0.1: {error}. End what holds them and start again."
+            f"No free port on 127.0.0.1: {error}. End the processes that hold them and start again."
         ) from error
     with listener:
         settings = {

@@ -1,8 +1,8 @@
 """Feeds a run's numbers to its sinks, each on its own thread, from the lines in the run's folder.
 
-A sink's failure never stops the run: it is reported once, counted and retried. Each step is written once:
-the sink is asked for its last step. If it cannot tell, `sinks.json` in the folder has it, with the
-failures' count.
+A sink's failure never stops the run: it is reported once, counted and retried. Each step is written once: the
+sink is asked for its last step. If it cannot tell, the step is taken from `sinks.json` in the run's folder,
+which also counts failures.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ class SinkStatus:
     """Failures since the run was last started."""
 
 
-def standings(path: Path) -> dict[str, SinkStatus]:
+def read_statuses(path: Path) -> dict[str, SinkStatus]:
     """Statuses by name. Empty if the file is missing or malformed."""
     try:
         return {name: SinkStatus(**entry) for name, entry in json.loads(path.read_text()).items()}
@@ -42,7 +42,7 @@ class SinkStatuses:
     """Writes the file. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._lock, self._known = path, threading.Lock(), standings(path)
+        self._path, self._lock, self._known = path, threading.Lock(), read_statuses(path)
 
     def of(self, name: str) -> SinkStatus:
         """The status of a sink."""
@@ -101,15 +101,15 @@ class SinkFeed:
         while True:
             try:
                 self._serve()
-            # Other people's code: whatever it does, the run goes on.
+            # A sink may be third-party code and raise anything. The run goes on.
             except Exception as error:  # noqa: BLE001
                 self.failures += 1
                 self.standings.note(self.name, SinkStatus(self.step, self.failures))
                 if self.failures == 1:
                     self.notify(
                         f"The metrics sink {self.name!r} failed: {type(error).__name__}: {error}. The run "
-                        f"goes on; it is tried again every {self.retry_s:.0f} s, and "
-                        f"{self.folder.sinks_path} counts how often in vain."
+                        f"goes on; the sink is retried every {self.retry_s:.0f} s, and "
+                        f"{self.folder.sinks_path} counts the failures."
                     )
             else:
                 return
@@ -211,6 +211,5 @@ def feeding(
         for feed in feeds:
             if not feed.join(max(0.0, deadline - time.monotonic())):
                 notify(
-                    f"The metrics sink {feed.name!r} had not finished after {end_s:.0f} s, and is left "
-                    "behind."
+                    f"The metrics sink {feed.name!r} had not finished after {end_s:.0f} s and is abandoned."
                 )

@@ -1,5 +1,5 @@
-"""What a run's progress is computed from: rates and shares over a sliding window of calls and rollouts,
-trained tokens by staleness, and the processor time of each process.
+"""The figures of a run's progress: rates and shares over a sliding window of calls and rollouts, trained
+tokens by staleness, and the processor time of each process.
 """
 
 import json

@@ -67,7 +67,8 @@ class StopReason(StrEnum):
 Phase = Literal["open", "prepare", "run", "reconstruct", "evaluate"]
 """The phase of a rollout in which an error occurred. `open`, a part of preparing, makes the sandbox."""
 Retry = Literal["never", "bounded", "always"]
-"""bounded: while the slot has attempts left. always: the rollout did not contribute to it."""
+"""Whether to retry. bounded: while the slot has attempts left. always: the attempt does not count, because
+the rollout did not cause the failure. never: do not."""
 _LONGEST_S = 60.0
 
 
@@ -159,7 +160,7 @@ CONSEQUENCES: Mapping[Cause, Consequence] = {
         StopReason.MEMORY_LIMIT, "It was killed for using more memory than its sandbox has."
     ),
     Cause.DISK_LIMIT: _agents(
-        StopReason.DISK_LIMIT, "It failed on the disk of its sandbox, which it had filled."
+        StopReason.DISK_LIMIT, "It failed because it had filled the disk of its sandbox."
     ),
     Cause.CONTRACT_VIOLATED: _agents(StopReason.CONTRACT_VIOLATED, "A contract of its session was broken."),
     Cause.NO_CALLS: _others(
@@ -172,10 +173,12 @@ CONSEQUENCES: Mapping[Cause, Consequence] = {
         Blame.INFRASTRUCTURE,
         "bounded",
         1.0,
-        "The harness ran out of time for an engine that did not answer.",
+        "The harness ran out of time because an engine did not answer.",
         StopReason.ENGINE_ERROR,
     ),
-    Cause.PROXY_ERROR: _others(Blame.INFRASTRUCTURE, "bounded", 0.5, "The proxy refused or was not there."),
+    Cause.PROXY_ERROR: _others(
+        Blame.INFRASTRUCTURE, "bounded", 0.5, "The proxy refused a request or was unreachable."
+    ),
     Cause.CAPABILITY_MISSING: _others(
         Blame.USER, "never", 0.0, "The sandbox backend lacks what the task needs."
     ),
@@ -183,30 +186,30 @@ CONSEQUENCES: Mapping[Cause, Consequence] = {
         Blame.USER, "never", 0.0, "The harness, or how it is configured, cannot be launched."
     ),
     Cause.TASK_UNUSABLE: _others(
-        Blame.TASK, "never", 0.0, "The task is malformed, or its set has none of this name."
+        Blame.TASK, "never", 0.0, "The task is malformed, or its set has no task of this name."
     ),
     Cause.IMAGE_BUILD: _others(Blame.TASK, "bounded", 2.0, "The image could not be built."),
     Cause.SETUP_FAILED: _others(Blame.TASK, "bounded", 1.0, "A setup command failed or took too long."),
     Cause.SANDBOX_START: _others(Blame.INFRASTRUCTURE, "bounded", 0.5, "No sandbox could be made."),
-    Cause.SANDBOX_DIED: _others(
-        Blame.INFRASTRUCTURE, "bounded", 0.5, "A sandbox died or could not be used any more."
-    ),
+    Cause.SANDBOX_DIED: _others(Blame.INFRASTRUCTURE, "bounded", 0.5, "A sandbox died or became unusable."),
     Cause.GRADER_FAILED: _others(Blame.TASK, "bounded", 0.2, "The grader failed, or gave no usable reward."),
     Cause.GRADER_TIMEOUT: _others(Blame.TASK, "bounded", 0.2, "The grader took too long."),
     Cause.REWARD_FAILED: _others(Blame.USER, "bounded", 0.2, "A reward of the run could not be computed."),
     Cause.TRACE_DAMAGED: _others(
         Blame.INFRASTRUCTURE, "bounded", 0.2, "The recorded tokens contradict each other."
     ),
-    Cause.STORE_ERROR: _others(Blame.INFRASTRUCTURE, "bounded", 1.0, "The trace store refused or was away."),
+    Cause.STORE_ERROR: _others(
+        Blame.INFRASTRUCTURE, "bounded", 1.0, "The trace store refused a query or was unreachable."
+    ),
     Cause.HOST_DISK_FULL: _others(Blame.INFRASTRUCTURE, "bounded", 5.0, "A disk of this machine is full."),
     Cause.HOST_REFUSED: _others(
-        Blame.INFRASTRUCTURE, "bounded", 0.5, "The machine refused: files, processes or memory."
+        Blame.INFRASTRUCTURE, "bounded", 0.5, "The machine ran out of files, processes or memory."
     ),
     Cause.NODE_LOST: _others(
         Blame.INFRASTRUCTURE, "always", 0.0, "The node that ran it died.", StopReason.NODE_LOST
     ),
-    Cause.CANCELLED: _others(Blame.USER, "never", 0.0, "Somebody took it back.", StopReason.CANCELLED),
-    Cause.UNKNOWN: _others(Blame.INFRASTRUCTURE, "bounded", 0.5, "Something that this table does not know."),
+    Cause.CANCELLED: _others(Blame.USER, "never", 0.0, "It was cancelled.", StopReason.CANCELLED),
+    Cause.UNKNOWN: _others(Blame.INFRASTRUCTURE, "bounded", 0.5, "The error is not in this table."),
 }
 
 _BY_ERROR: Mapping[type[BaseException], Cause | Mapping[Phase, Cause]] = {
@@ -289,7 +292,9 @@ def cause_of_end(result: ExecResult, limits: Collection[str | None]) -> Cause | 
 
 
 def _of_crash(result: ExecResult) -> Cause:
-    """Out of memory, out of disk, or an error of its own. The agent is to blame for all three."""
+    """The cause of a crash: out of memory, out of disk, or an error of the harness. The agent is to blame for
+    each.
+    """
     if result.out_of_memory:
         return Cause.MEMORY_LIMIT
     last_output = result.stderr[-_LAST:] + result.stdout[-_LAST:]

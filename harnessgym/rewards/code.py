@@ -37,7 +37,7 @@ class Code:
         """The function's scores. Raises `RewardError` if it fails or returns anything else."""
         try:
             output = await anyio.to_thread.run_sync(self._call, record)
-        except Exception as error:  # somebody else's function: its bug must not be a reward, nor end the node
+        except Exception as error:  # a bug in it must neither become a reward nor end the node
             raise RewardError(f"{self._name} failed: {type(error).__name__}: {error}.") from error
         if isinstance(output, int | float):
             return [Score("rollout", "", self._channel, float(output))]
@@ -50,7 +50,8 @@ class Code:
         )
         if not all(isinstance(item, Score) for item in scores):
             raise RewardError(
-                f"{self._name} gave {output!r}: it gives a number, a `harnessgym.reward.Score`, or several."
+                f"{self._name} returned {output!r}: it must return a number, a "
+                "`harnessgym.reward.Score`, or several."
             )
         return scores
 

@@ -129,7 +129,9 @@ class Sql:
     def _score(self, row: Row) -> Score:
         named = row if "value" in row else {"value": next(iter(row.values()), None)}
         if named["value"] is None:
-            raise RewardError(f"The query gives no number but {row}. COALESCE says what is meant by none.")
+            raise RewardError(
+                f"The query gives no number but {row}. Use COALESCE for a value where there is none."
+            )
         score = validate(
             CommandScore,
             {name: value for name, value in named.items() if value is not None},

@@ -48,7 +48,7 @@ class ContractReward:
     async def score(self, record: RewardContext) -> Sequence[Score]:
         """One score for the rollout."""
         violations = await anyio.to_thread.run_sync(
-            lambda: check(self._contracts, steps_of(record.graph, told=self._spans))
+            lambda: check(self._contracts, steps_of(record.graph, self_reported=self._spans))
         )
         detail = "\n".join(map(str, violations)) or None
         return [Score("rollout", "", self._channel, 0.0 if violations else 1.0, detail)]

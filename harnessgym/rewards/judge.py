@@ -85,7 +85,7 @@ class Judge:
         prompt = _PROMPT.format(
             instruction=instruction,
             transcript=_cut(transcript, self._settings.max_characters),
-            fence=f"transcript-{secrets.token_hex(8)}",  # nobody who is judged can close it
+            fence=f"transcript-{secrets.token_hex(8)}",  # random, so that the judged text cannot close it
             question=self._settings.question,
             low=self._settings.low,
             high=self._settings.high,
@@ -108,7 +108,7 @@ class Judge:
         try:
             url = (await record.control.stats())["url"]
             if url is None:
-                raise RewardError("The proxy listens on no TCP port, where a judge could be asked.")
+                raise RewardError("The proxy has no TCP port, which a judge needs: give it one.")
             body = {"model": _JUDGE, "messages": [{"role": "user", "content": prompt}]}
             async with httpx.AsyncClient(
                 timeout=self._settings.timeout_s, trust_env=False, verify=trust_for(url)

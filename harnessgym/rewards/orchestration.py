@@ -1,12 +1,12 @@
 """Scores from a rollout's graph alone: its cost, and the speed-up from agents that ran in parallel.
 
 `orchestration.parallelism_speedup` is the work of spawned agents divided by the time in which it was done.
-Work is the seconds from each spawn to the agent's last answer before it returned, summed; an agent that waits
-to be read does not work. The time runs from the first of these spawns to the event that aggregates them, or
-to the last return. So it is 1 for agents one after another with nothing else done, and n for n equally long
-ones at once. Rounds of spawns are summed on both sides. A rollout without spawns has no such score. Whether
-the split was right and the aggregation good needs judgement: score `orchestration.split_correctness` and
-`orchestration.aggregation_quality` with a `code` or `judge` reward.
+Work is the sum of the seconds from each spawn to the agent's last answer before it returned; the time until
+the result is read is not work. The time runs from the first of these spawns to the event that aggregates
+them, or to the last return. So it is 1 for agents that run one after another without a pause, and n for n
+equally long agents in parallel. Rounds of spawns are summed on both sides. A rollout without spawns has no
+such score. Whether the split was right and the aggregation good needs judgement: score
+`orchestration.split_correctness` and `orchestration.aggregation_quality` with a `code` or `judge` reward.
 
 Only what passed the proxy counts, not what an instrumented harness reports about itself.
 """
@@ -19,7 +19,7 @@ import anyio.to_thread
 from harnessgym.config import Config
 from harnessgym.reward import Need, RewardContext, Score
 from harnessgym.traces.graph import Graph, GraphEvent
-from harnessgym.traces.step import TOLD
+from harnessgym.traces.step import SELF_REPORTED
 
 _SIDE = ("side", "count")
 
@@ -56,7 +56,7 @@ def costs(graph: Graph) -> dict[str, float]:
     """
     side = {call.id for call in graph.calls.values() if call.kind in _SIDE}
     made = [call for call in graph.calls.values() if call.id not in side]
-    times = [event.t for event in graph.events if event.call_id not in side and event.source != TOLD]
+    times = [event.t for event in graph.events if event.call_id not in side and event.source != SELF_REPORTED]
     times += [call.created_at + call.timings.get("total_s", 0.0) for call in made]
     return {
         "cost.tokens": float(sum(call.completion_len or 0 for call in made)),
@@ -107,7 +107,7 @@ def _children(graph: Graph, parent: str | None) -> list[_Child]:
 
 
 def _seen(graph: Graph, kind: str) -> list[GraphEvent]:
-    return [event for event in graph.of_kind(kind) if event.source != TOLD]
+    return [event for event in graph.of_kind(kind) if event.source != SELF_REPORTED]
 
 
 def _last_answer(graph: Graph, spawn: GraphEvent, back: GraphEvent) -> float:

@@ -35,8 +35,8 @@ class ClusterSection(Config):
     spread: bool = True
     """Whether to spread processes evenly over machines. Otherwise Ray fills one machine after another."""
     silent_s: float = Field(20.0, ge=1)
-    """A process slot that has not answered for this long is given up. By then it has ended its process, which
-    it does after half this time without a request from the supervisor."""
+    """A process slot that has not answered for this long is given up. It ends its own process after half this
+    time without a request from the supervisor, so the process is gone by then."""
     wait_s: float = Field(120.0, gt=0)
     """Seconds that the start waits for slots for all processes."""
     proxy: Need = Need()

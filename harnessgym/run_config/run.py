@@ -26,7 +26,7 @@ Weight = Annotated[float, Field(allow_inf_nan=False)]
 
 
 _WEIGH_CHANNELS = ("gdpo", "m_grpo")
-"""Advantage estimators with their own weights for reward channels."""
+"""Advantage estimators that weight reward channels themselves."""
 
 
 class PolicySection(Config):
@@ -116,7 +116,7 @@ class NodeSection(Config):
     prepare_at_once: int = Field(4, gt=0)
     """Sandboxes that are opened and set up at one time."""
     prepared_ahead: int = Field(4, ge=0)
-    """Rollouts beyond `max_running` that are prepared and wait for a free place."""
+    """Rollouts beyond `max_running` that are prepared in advance."""
     reconstruct_at_once: int = Field(2, gt=0)
     """Rollouts whose tokens are read back at one time."""
     evaluate_at_once: int = Field(4, gt=0)
@@ -135,8 +135,8 @@ class NodeSection(Config):
     """`HOST:PORT` where rollouts can be submitted, watched and fetched over HTTP; empty serves nothing. The
     actual address and the key are in the run folder's `endpoints.json`."""
     second_opinion: bool = False
-    """Whether what is rewarded with 1 is also compared with the task's solution, on inputs that the tests
-    do not have. What is found is kept with the evidence of the grade; no reward depends on it."""
+    """Whether a workspace with reward 1 is also compared with the task's solution, on inputs that the tests
+    do not have. Differences are stored with the evidence of the grade; no reward depends on them."""
     lease_s: float = Field(20.0, gt=0)
     """A rollout whose node has been silent for this long is retried."""
     max_attempts: int = Field(3, gt=0)
@@ -231,14 +231,14 @@ class SupervisorSection(Config):
     threads: int = Field(1, gt=0)
     """Torch and OpenMP threads of each process."""
     fork: bool = True
-    """Start processes on this machine as forks of one that has loaded their modules, so that none loads them
-    again. False starts an interpreter for each."""
+    """Whether to fork processes on this machine from one that has loaded their modules. False starts an
+    interpreter for each, which loads them again."""
     silent_s: float = Field(SILENT_S, ge=2)
-    """A process that has sent no heartbeat for so many seconds was stopped or hangs: it is killed and
-    started again. One that works long at one thing sends heartbeats meanwhile."""
+    """A process that has sent no heartbeat for this many seconds is stopped or hangs: it is killed and
+    restarted. Long work does not count: heartbeats continue meanwhile."""
     stall_s: float = Field(120.0, gt=0)
-    """After this many seconds without a finished rollout or a step, report what waits for what, and repeat it
-    while that lasts."""
+    """After this many seconds without a finished rollout or a step, report what the run waits for, and again
+    while the stall lasts."""
 
 
 class RunConfig(Config):
@@ -306,8 +306,8 @@ class RunConfig(Config):
             )
         if self.policies and self.replay.reuse:
             raise ValueError(
-                "replay.reuse: the store keeps one batch for a group that several policies train, so none "
-                "can come again in a later one. Set it to 0, or train one policy"
+                "replay.reuse: with several policies a group belongs to one batch and cannot be trained in a "
+                "later one. Set it to 0, or train one policy"
             )
         return self
 
@@ -315,9 +315,9 @@ class RunConfig(Config):
     def _weights_fit(self) -> "RunConfig":
         if self.weighed and self.trainer.advantage in _WEIGH_CHANNELS:
             raise ValueError(
-                f"trainer.advantage: {self.trainer.advantage} has weights of its own for the channels of "
-                "rewards, in trainer.advantage_settings. Leave tasks.weight and the weight of [[rewards]] "
-                "out, or choose another advantage"
+                f"trainer.advantage: {self.trainer.advantage} weights the channels itself, in "
+                "trainer.advantage_settings. Leave tasks.weight and the weights of [[rewards]] out, or "
+                "choose another advantage"
             )
         if not self.tasks.weight and not any(section.weighs for section in self.rewards):
             raise ValueError(
@@ -351,13 +351,15 @@ class RunConfig(Config):
             )
         if replay.reuse and trainer.max_staleness == 0:
             raise ValueError(
-                "replay.reuse trains groups again under later versions, and η = 0 trains none: raise "
+                "replay.reuse trains groups again under later versions, which η = 0 does not allow: raise "
                 "trainer.max_staleness"
             )
         if replay.reuse and not self.replayed:
             share = replay.reuse_share
             groups = trainer.groups_per_step
-            raise ValueError(f"replay.reuse_share: {share} of {groups} groups is not one; raise it")
+            raise ValueError(
+                f"replay.reuse_share: {share} of {groups} groups is less than one group; raise it"
+            )
         if replay.reuse and trainer.reward_shuffle:
             raise ValueError(
                 "trainer.reward_shuffle gives a group other rewards each time: set replay.reuse = 0"

@@ -19,8 +19,8 @@ class SessionOptions(Config):
     for at most one tool call is never refused, because harnesses make it by default; `prompt` puts it into
     words too."""
     upstream: str | None = None
-    """Who answers: a worker, or any worker of a kind. None: the policy's engines, never an outside model.
-    `parked`: a client of the control routes."""
+    """What answers the calls: a worker, or any worker of a kind. None: the policy's engines, never an outside
+    model. `parked`: a client of the control routes."""
     replay: str | None = None
     """A rollout, or one session of it, whose recorded answers are replayed."""
     contracts: tuple[Contract, ...] = ()

@@ -1,9 +1,12 @@
-"""The `[trainer]` section of a run, how the policy learns and its versions are published, and four sections
-that say what it does with its rollouts.
+"""The `[trainer]` section of a run (how the policy learns and how its versions are published) and four
+sections about its rollouts.
 
-`[generate]`: which task comes next, and how many rollouts of it. `[filter]`: what of them is trained on.
-`[control]`: how long each may go on. `[replay]`: what is trained again. The rest of what decides which groups
-are trained, and when, is `[trainer]`.
+- `[generate]`: which task comes next, and how many rollouts of it.
+- `[filter]`: which rollouts and steps are trained on.
+- `[control]`: how long each rollout may be.
+- `[replay]`: which rollouts are trained again.
+
+Order, staleness and number of the groups in a batch are in `[trainer]`.
 """
 
 from collections.abc import Mapping
@@ -63,8 +66,8 @@ class LoraSection(Config):
     def _none_dropped(cls, dropout: float) -> float:
         if dropout:
             raise ValueError(
-                "the recorded log-probabilities are those of an engine that drops nothing, and ratios of "
-                "a policy with dropout to them would be noise: leave it at 0"
+                "engines sample without dropout, so a policy with dropout would differ from the recorded "
+                "log-probabilities by noise: leave it at 0"
             )
         return dropout
 
@@ -77,8 +80,7 @@ class LoraSection(Config):
 
 
 PERIODIC: dict[str, Any] = {"max_staleness": 0, "when_stale": "drop", "stream": True}
-"""Trainer settings that make up periodic training. With η = 0, `drop` gives up nothing and only means that
-no order is kept."""
+"""The settings that `periodic` implies. With η = 0, `drop` gives nothing up: it only allows any order."""
 
 
 def _settings_of(model: str) -> Any:
@@ -127,8 +129,8 @@ class TrainerSection(Config):
     batch, and gradients accumulate as groups complete, in any order (Periodic Asynchrony, arXiv
     2511.18871)."""
     min_group: int = Field(2, ge=2)
-    """Graded rollouts that a group must have left when attempts of the others are used up; with fewer it
-    is given up. All of them, where a group has fewer."""
+    """Graded rollouts that a group needs once the attempts of the others are used up; with fewer it is given
+    up. A smaller group needs all of its rollouts."""
     stream: bool = False
     """Whether gradients accumulate group by group as groups complete, instead of after the last one. Equal up
     to rounding."""
@@ -177,12 +179,12 @@ class TrainerSection(Config):
         other = next((name for name, value in PERIODIC.items() if own[name] != value), None)
         if self.periodic and other:
             raise ValueError(
-                f"periodic training has {other} = {PERIODIC[other]}: leave {other} out, or periodic"
+                f"periodic = true needs {other} = {PERIODIC[other]}: leave {other} out, or periodic"
             )
         if self.periodic and self.over_launch is not None:
             raise ValueError(
-                "over_launch carries rollouts over to later versions, and periodic training takes none: "
-                "choose one"
+                "over_launch carries rollouts over to later versions, which periodic training does not "
+                "allow: choose one"
             )
         if self.over_launch is not None and self.when_stale == "wait":
             raise ValueError(
@@ -191,7 +193,7 @@ class TrainerSection(Config):
             )
         if self.over_launch is not None and self.max_staleness == 0:
             raise ValueError(
-                "over_launch carries rollouts over to later versions, and η = 0 trains none: raise "
+                "over_launch carries rollouts over to later versions, which η = 0 does not allow: raise "
                 "max_staleness"
             )
         return self
@@ -211,7 +213,7 @@ class TrainerSection(Config):
             )
         if self.min_group > max(self.group_size, 2):
             raise ValueError(
-                f"min_group is {self.min_group}, and a group has only {self.group_size} rollouts (group_size)"
+                f"min_group is {self.min_group}, but a group has only {self.group_size} rollouts (group_size)"
             )
         if self.stream and self.reward_shuffle:
             raise ValueError("reward_shuffle permutes rewards over the whole batch: set stream = false")

@@ -43,7 +43,7 @@ import numpy as np
 from harnessgym.simulation.distributions import Floats
 from harnessgym.simulation.draws import WorkTable
 from harnessgym.simulation.pace import Pace
-from harnessgym.simulation.schedule import course_of, groups_launched
+from harnessgym.simulation.schedule import groups_launched, step_times
 from harnessgym.simulation.settings import SimulationConfig
 from harnessgym.simulation.worker import call_s, decoding_rate
 
@@ -117,7 +117,7 @@ def _path(config: SimulationConfig, work: WorkTable) -> float:
     before = _NEVER
     rate = _NEVER
     for _ in range(_ROUNDS):
-        course = course_of(config, work, pace, drain_s)
+        course = step_times(config, work, pace, drain_s)
         seconds = course.trained_s[-1] - (course.trained_s[warmup - 1] if warmup else 0.0)
         if course.gives_up or not seconds:
             return _NEVER

@@ -19,7 +19,9 @@ class Clock:
     def after(self, delay: float, action: Callable[..., None], *arguments: Any) -> None:
         """Schedule `action` in `delay` seconds. Raises `ValueError` for a negative delay."""
         if not delay >= 0:
-            raise ValueError(f"An event was asked for {delay} s from now: time does not run backwards.")
+            raise ValueError(
+                f"An event cannot be scheduled {delay} s from now: virtual time does not run backwards."
+            )
         # The counter breaks ties by order of scheduling, and keeps the heap from comparing actions.
         self._asked += 1
         heapq.heappush(self._heap, (self.now + delay, self._asked, action, arguments))

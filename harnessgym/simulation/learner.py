@@ -139,7 +139,9 @@ class SimulatedLearner:
                 self._planner.give_up(group_id, again=group_id in choice.requeue)
             if choice.take:
                 self._work([self._planner.outstanding.pop(group_id) for group_id in choice.take])
-            looking = bool(choice.drop or choice.requeue) and not choice.take  # others have come next in line
+            looking = (
+                bool(choice.drop or choice.requeue) and not choice.take
+            )  # the next groups may fill the batch
             gave_up = gave_up or bool(choice.drop or choice.requeue)
         if gave_up:
             self._planner.submit()

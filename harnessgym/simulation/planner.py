@@ -68,7 +68,7 @@ class SimulatedPlanner:
         )
         if self._config.work.sampling == "batch":
             begun = admission.submitted % options.groups_per_step
-            # By batch: nothing is submitted until the whole batch before has ended.
+            # With sampling by batch, nothing is submitted until the whole previous batch has ended.
             if self._node.open and not begun:  # all of a batch is submitted, and some of it runs
                 return 0
             return min(admission.capacity(), options.groups_per_step - begun)

@@ -12,17 +12,17 @@ Reading = Callable[[SimulationOutcome], float]
 
 _KINDS = ("engines", "environments", "graders", "trainer")
 _READINGS: dict[str, Reading] = {
-    "rollouts_per_s": lambda found: found.rollouts_per_s,
-    "tokens_per_s": lambda found: found.tokens_per_s,
-    "bound_rollouts_per_s": lambda found: found.bound.rollouts_per_s,
-    "of_bound": lambda found: found.of_bound,
-    "mean_staleness": lambda found: found.mean_staleness,
-    "max_staleness": lambda found: float(max(found.staleness, default=0)),
-    "off_policy": lambda found: found.off_policy,
-    "versions_per_rollout": lambda found: _mean(found.versions),
-    "length_bias": lambda found: found.length_bias,
-    "out_of_service": lambda found: found.out_of_service,
-    "serving_nobody": lambda found: found.serving_nobody,
+    "rollouts_per_s": lambda outcome: outcome.rollouts_per_s,
+    "tokens_per_s": lambda outcome: outcome.tokens_per_s,
+    "bound_rollouts_per_s": lambda outcome: outcome.bound.rollouts_per_s,
+    "of_bound": lambda outcome: outcome.of_bound,
+    "mean_staleness": lambda outcome: outcome.mean_staleness,
+    "max_staleness": lambda outcome: float(max(outcome.staleness, default=0)),
+    "off_policy": lambda outcome: outcome.off_policy,
+    "versions_per_rollout": lambda outcome: _mean(outcome.versions),
+    "length_bias": lambda outcome: outcome.length_bias,
+    "out_of_service": lambda outcome: outcome.out_of_service,
+    "serving_nobody": lambda outcome: outcome.serving_nobody,
 }
 _COUNTS = ("groups dropped", "groups requeued", "calls interrupted", "tokens dropped", "tokens failed")
 _QUEUES = ("rollouts queued", "calls waiting", "rollouts ungraded", "groups complete")
@@ -31,18 +31,21 @@ _HISTOGRAM = (0, 1, 2, 3, 4, 5, 6, 7, 8)
 
 def figures(outcomes: Sequence[SimulationOutcome]) -> dict[str, Any]:
     """All figures of a variant with their intervals over seeds."""
-    readings = _READINGS | {f"idle_{kind}": (lambda found, kind=kind: found.idle[kind]) for kind in _KINDS}
-    readings |= {
-        f"queue_{name.replace(' ', '_')}": (lambda found, name=name: found.queues[name]) for name in _QUEUES
+    readings = _READINGS | {
+        f"idle_{kind}": (lambda outcome, kind=kind: outcome.idle[kind]) for kind in _KINDS
     }
     readings |= {
-        name.replace(" ", "_"): (lambda found, name=name: float(found.counts.get(name, 0)))
+        f"queue_{name.replace(' ', '_')}": (lambda outcome, name=name: outcome.queues[name])
+        for name in _QUEUES
+    }
+    readings |= {
+        name.replace(" ", "_"): (lambda outcome, name=name: float(outcome.counts.get(name, 0)))
         for name in _COUNTS
     }
     out: dict[str, Any] = {
-        name: asdict(Spread.of([read(found) for found in outcomes])) for name, read in readings.items()
+        name: asdict(Spread.of([read(outcome) for outcome in outcomes])) for name, read in readings.items()
     }
-    limits = [found.bound.limit for found in outcomes]
+    limits = [outcome.bound.limit for outcome in outcomes]
     return {
         "seeds": len(outcomes),
         **out,

@@ -40,7 +40,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class StepTimes:
     """The result of the recursion."""
 
     trained_s: list[float]
@@ -62,7 +62,7 @@ def launched(config: SimulationConfig) -> float:
     return options.max_staleness + 1 if options.over_launch is None else options.over_launch
 
 
-def course_of(config: SimulationConfig, work: WorkTable, pace: Pace, drain_s: float = 0.0) -> Course:
+def step_times(config: SimulationConfig, work: WorkTable, pace: Pace, drain_s: float = 0.0) -> StepTimes:
     """Run the recursion at a pace. Calls in flight delay an update by `drain_s`.
 
     `work` must have at least `groups_launched` groups of rollouts.
@@ -112,12 +112,12 @@ class _Recursion:
         self._before = (0.0, 0.0)
         """Seconds for which engines stop for the last step, and then for its version."""
 
-    def run(self) -> Course:
+    def run(self) -> StepTimes:
         """Run all steps."""
         options = self._options
         draws = Draws(self._config)
         served = 0.0
-        out = Course([], self._calls_s, gives_up=False)
+        out = StepTimes([], self._calls_s, gives_up=False)
         gives_up = False
         for step, step_s in enumerate(draws.step_s):
             self._release(
@@ -133,7 +133,7 @@ class _Recursion:
                 update if self._config.updates.mode == "global" else 0.0,
             )
             served = max(served, self._served(update))
-        return Course(out.trained_s, self._calls_s, gives_up)
+        return StepTimes(out.trained_s, self._calls_s, gives_up)
 
     def _release(self, served: float, end: int, depth: int) -> None:
         """Submit the groups before `end`."""

@@ -97,28 +97,28 @@ class SimulatedTrainerSection(Config):
     def _groups_may_come_again(self) -> "SimulatedTrainerSection":
         if self.reuse and self.max_staleness == 0:
             raise ValueError(
-                "reuse trains groups again under later versions, and η = 0 trains none: raise max_staleness"
+                "reuse trains groups again under later versions, which η = 0 does not allow: raise "
+                "max_staleness"
             )
         if self.reuse and not self.replayed:
             raise ValueError(
-                f"{self.reuse_share} of {self.groups_per_step} groups is no group: raise reuse_share, or "
-                "leave reuse out"
+                f"{self.reuse_share} of {self.groups_per_step} groups is less than one: raise reuse_share, "
+                "or leave reuse out"
             )
         if self.reuse and self.micro_batches > 1:
-            raise ValueError(
-                "what is trained again is settled for a whole batch: with reuse ask for 1 micro-batch"
-            )
+            raise ValueError("replayed groups are chosen for a whole batch: with reuse set micro_batches = 1")
         return self
 
     @model_validator(mode="after")
     def _parts_are_equal(self) -> "SimulatedTrainerSection":
         if self.groups_per_step % self.micro_batches:
             raise ValueError(
-                f"{self.groups_per_step} groups cannot be worked on in {self.micro_batches} equal parts"
+                f"{self.groups_per_step} groups cannot be split into {self.micro_batches} equal micro-batches"
             )
         if self.alone and self.micro_batches > 1:
             raise ValueError(
-                "engines that stand still for a part of a batch never finish the rest: ask for 1 micro-batch"
+                "with alone = true engines stop during a micro-batch and never finish the rest: set "
+                "micro_batches = 1"
             )
         if self.warmup >= self.steps:
             raise ValueError(f"all {self.steps} steps are warm-up: give more steps, or a smaller warmup")
@@ -185,8 +185,8 @@ class SimulationConfig(Config):
             and (self.trainer.over_launch or 0) > self.trainer.max_staleness + 1
         ):
             raise ValueError(
-                "updates that wait until nothing runs never come while more than η + 1 batches may be "
-                "launched"
+                "updates.mode = 'between' waits until nothing runs, which never happens if more than η + 1 "
+                "batches may be launched"
             )
         return self
 

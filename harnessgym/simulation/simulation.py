@@ -140,10 +140,10 @@ class Simulation:
             ),
         )
         return TrainerError(
-            f"The simulated run stands still after {self.clock.now:.0f} virtual seconds, at step "
+            f"The simulated run is stalled after {self.clock.now:.0f} virtual seconds, at step "
             f"{self.learner.step} of {self.config.trainer.steps}: {waiting(standing)} {self.node.open} "
             f"groups are open, {complete} complete, and {self.planner.capacity()} may be submitted. Change "
-            "the section that this names."
+            "the settings of the part that it waits for."
         )
 
     def _plan_failures(self) -> None:

@@ -1,7 +1,7 @@
 """The rows of runs as they are stored, for readers that check them against each other.
 
-Nothing is decoded and no value is trusted: a column may hold what no writer of ours would put there. The
-account of tokens and the verification of a store are computed from these records.
+Nothing is decoded and no value is trusted: a column may hold values that HarnessGym would never write. Token
+accounting and the verification of a store use these records.
 """
 
 from dataclasses import dataclass

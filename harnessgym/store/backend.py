@@ -71,7 +71,7 @@ class Polling:
 
 
 Synchronous = Literal["NORMAL", "FULL"]
-PATIENCE_S = 30.0
+LOCK_WAIT_S = 30.0
 """How long a statement waits for another process's lock."""
 _BACKENDS = {
     "sqlite": "harnessgym.store.backends.sqlite:SqliteBackend",
@@ -89,8 +89,8 @@ class Backend(Protocol):
     """How long to wait for a lock or for a server that does not answer. The URL can set it with the
     driver's own parameter."""
 
-    def make_place(self) -> None:
-        """Create what a new database needs around it, such as the parent folder."""
+    def create_location(self) -> None:
+        """Create what a new database file needs, such as its folder."""
 
     def refuse_absent(self) -> None:
         """Raise `StoreError` if the database does not exist and opening it would create it."""
@@ -170,7 +170,7 @@ def url_of_file(path: Path) -> str:
     return f"sqlite:///{str(path).replace('%', '%25').replace('?', '%3F')}"
 
 
-def asked_patience(url: URL, name: str, default: float) -> float:
+def seconds_in(url: URL, name: str, default: float) -> float:
     """Return the seconds that a URL's query sets under a name, or `default`.
 
     Raises `StoreError` unless the value is a positive finite number.
@@ -182,7 +182,7 @@ def asked_patience(url: URL, name: str, default: float) -> float:
         seconds = -1.0
     if not 0 < seconds < math.inf:
         raise StoreError(
-            f"{name}={seconds_text} in {shown(url)} is no number of seconds: write for example "
+            f"{name}={seconds_text} in {shown(url)} is not a number of seconds: write for example "
             f"{name}={default:.0f}."
         )
     return seconds

@@ -1,4 +1,4 @@
-"""Runs one reading SQL statement that a person wrote. It cannot change the database, whatever it says.
+"""Runs one read-only SQL statement that a person wrote. No statement can change the database.
 
 `ask` takes a URL and gives the first rows. It opens a SQLite file read-only, with an authorizer that allows
 only reads. PostgreSQL runs the statement in a read-only transaction, with a protocol that accepts only one
@@ -109,7 +109,7 @@ def select_file_rows(
             file.row_factory = sqlite3.Row
             return [dict(row) for row in file.execute(query, dict(parameters))]
     except sqlite3.Error as error:
-        raise StoreError(f"{path} cannot be asked {query!r}: {error}.") from error
+        raise StoreError(f"The query {query!r} failed on {path}: {error}.") from error
 
 
 def relations(conn: Connection) -> list[Relation]:
@@ -157,7 +157,7 @@ def _select_postgresql(conn: Connection, query: str, parameters: Mapping[str, An
     driver: Any = conn.connection.driver_connection
     cursor = driver.execute(str(compiled), used_parameters, prepare=True)
     if cursor.description is None:
-        raise StoreError(f"{query!r} gives no rows: select_rows with SELECT.")
+        raise StoreError(f"{query!r} gives no rows: use SELECT.")
     names = [column.name for column in cursor.description]
     return [dict(zip(names, row, strict=True)) for row in cursor]
 
@@ -185,8 +185,8 @@ def _begins_with(query: str) -> str:
 
 def _refusal(query: str) -> str:
     return (
-        f"Only statements that read are taken, and nothing was changed: {_one_line(query)!r}. They begin "
-        f"with {', '.join(sorted(_READING))}. What writes traces are HarnessGym's own commands."
+        f"Only statements that read are allowed, and nothing was changed: {_one_line(query)!r}. They begin "
+        f"with {', '.join(sorted(_READING))}. Only HarnessGym's own commands write traces."
     )
 
 

@@ -222,8 +222,8 @@ def _take(conn: Connection, holder: str) -> None:
         if not leases.acquire(conn, LEASE, holder, _LEASE_S):
             other = leases.holder_of(conn, LEASE)
             raise StoreError(
-                f"Process {other} is removing rows from this database. Wait until it is done; if it was "
-                f"killed, {_LEASE_S / 60:.0f} minutes."
+                f"Process {other} is removing rows from this database. Wait until it is done or, if it was "
+                f"killed, for {_LEASE_S / 60:.0f} minutes."
             )
 
 

@@ -57,7 +57,7 @@ def run_of(conn: Connection, prefix: str) -> str:
 def export_run(url: str, run: str, out: Path, progress: Progress = lambda *_: None) -> Moved:
     """Write a run to a file. Raises `StoreError` if there is no such run or the file exists already."""
     if out.exists():
-        raise StoreError(f"{out} is there already: remove it, or give another name.")
+        raise StoreError(f"{out} exists already: remove it, or give another name.")
     part = out.with_name(f"{out.name}.part")
     with connected(url) as source, source.reader.begin():
         run_id = run_of(source.reader, run)
@@ -173,7 +173,8 @@ def _revision(file: Path) -> str:
         revision = revision_of(conn)
     if revision is None:
         raise StoreError(
-            f"{file} is no run file: it has no traces. `harnessgym store export SOURCE RUN FILE` writes one."
+            f"{file} is not a run file: it has no traces. `harnessgym store export SOURCE RUN FILE` "
+            "writes one."
         )
     return revision
 
@@ -182,7 +183,7 @@ def _only_run(conn: Connection, file: Path) -> str:
     run_ids = list(conn.execute(select(runs.c.id).order_by(runs.c.created_at)).scalars())
     if len(run_ids) != 1:
         raise StoreError(
-            f"{file} has {len(run_ids)} runs ({', '.join(run_ids) or 'none'}), and one at a time is "
-            f"imported. `harnessgym store export {url_of_file(file)} RUN OUT` writes one of them to a file."
+            f"{file} has {len(run_ids)} runs ({', '.join(run_ids) or 'none'}), but an import takes one "
+            f"run. `harnessgym store export {url_of_file(file)} RUN OUT` writes one of them to a file."
         )
     return str(run_ids[0])

@@ -64,8 +64,8 @@ def only(conn: Connection) -> RunRow | None:
     run_rows = all_of(conn)
     if len(run_rows) > 1:
         raise StoreError(
-            f"The database holds {len(run_rows)} runs ({', '.join(run.id for run in run_rows)}), and one "
-            "was expected: one database holds one run."
+            f"The database holds {len(run_rows)} runs ({', '.join(run.id for run in run_rows)}), but a "
+            "run needs a database of its own."
         )
     return run_rows[0] if run_rows else None
 

@@ -80,7 +80,7 @@ class TraceStore:
         """
         store = cls(url, synchronous=synchronous)
         try:
-            store._backend.make_place()
+            store._backend.create_location()
             store._connected_once(lambda conn: upgrade(conn, store._backend.alone))
         except BaseException:
             store.close()
@@ -207,7 +207,7 @@ class TraceStore:
 
     def _refuse_misuse(self) -> None:
         if os.getpid() != self._pid:
-            raise StoreError("A trace store does not cross a fork: open one in the child.")
+            raise StoreError("A trace store cannot be used after a fork: open a new one in the child.")
         if self._closed:
             raise StoreError(f"The trace store {shown(self.url)} is closed.")
 
@@ -295,8 +295,8 @@ class TraceStore:
             error = self._refusal(error.__cause__ or error)
         elif unknown and self._went_away(error):
             error = StoreUnavailable(
-                f"{error} It went away while it committed: look whether it was stored before writing it "
-                "again."
+                f"{error} The connection was lost during the commit: check whether the write was stored "
+                "before you repeat it."
             )
         for _, future in group:
             future.set_exception(error)

@@ -16,7 +16,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from harnessgym.errors import StoreError
-from harnessgym.metrics.feed import SinkStatus, standings
+from harnessgym.metrics.feed import SinkStatus, read_statuses
 from harnessgym.metrics.lines import Entry, StepLines
 from harnessgym.metrics.window import Processors, StageUse, StalenessCounts, Window, WorkerUse
 from harnessgym.rollout.plan import EVALUATIONS
@@ -223,7 +223,7 @@ class RunObserver:
             counters=self._counted(lines),
             tokens_per_s=self._window.tokens_per_s,
             rollouts_per_s=self._window.rollouts_per_s,
-            sinks=standings(self.folder.sinks_path),
+            sinks=read_statuses(self.folder.sinks_path),
             restarts=self.restarts() if self.restarts else None,
             silent=silent,
             policies=policies,

@@ -76,7 +76,7 @@ class Languages:
         usable = [folder for folder in folders if (folder / "tokenizer.json").is_file()]
         if not usable:
             named = ", ".join(map(str, folders)) or "the store names none"
-            return f"there is no folder with the policy's tokenizer ({named}): give one to read what it said"
+            return f"there is no folder with the policy's tokenizer ({named}): give one to decode its answers"
         if usable[0] not in self._known:
             try:
                 language = load("language", "policy").of_policy(usable[0], self.parser, self.renderer)
@@ -123,10 +123,10 @@ class CallCompletions:
         language = self._languages[call.policy_id]
         if isinstance(language, str):
             if body is not None:
-                return ReadAnswer(_told_message(body), "body")
+                return ReadAnswer(_message_in(body), "body")
             return ReadAnswer(missing=language if len(ids) else None)
         if not len(ids):
-            return ReadAnswer() if body is None else ReadAnswer(_told_message(body), "body")
+            return ReadAnswer() if body is None else ReadAnswer(_message_in(body), "body")
         message = _raw(language, ids) if raw else _parsed(language, ids, id_prefix, tools=tools)
         return ReadAnswer(
             replace(message, content=_before(call.sampling.get("stop", ()), message.content)), "tokens"
@@ -170,7 +170,7 @@ def _folders(conn: Connection, rollout: RolloutFacts, policy_id: str) -> list[Pa
     return folders if published is None or "://" in published.path else [*folders, Path(published.path)]
 
 
-def _told_message(body: bytes) -> Message | None:
+def _message_in(body: bytes) -> Message | None:
     """Return the message of a stored `chat.completion`; None if the body is not one."""
     try:
         message = json.loads(body)["choices"][0]["message"]

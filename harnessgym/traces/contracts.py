@@ -100,7 +100,7 @@ class Budget(_Named):
 
 
 class ForbiddenTool(_Named):
-    """A tool must not be called, or not with matching arguments."""
+    """A tool must not be called; with `arguments`, only not with matching ones."""
 
     kind: Literal["forbidden_tool"]
     tool: str = Field(min_length=1)

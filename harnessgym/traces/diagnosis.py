@@ -111,7 +111,7 @@ def diagnose(
         kind, why = (
             ("compaction", summary)
             if summary
-            else ("handoff", f"another agent goes on with its history: {changed}")
+            else ("handoff", f"another agent continues its history: {changed}")
         )
     if at >= len(messages):
         return Break(kind, f"all {at} messages are those of call {near.call_id}: {why}")
@@ -135,7 +135,7 @@ def diagnose_rendering(sampled: str, rendered: str, answer: Message) -> tuple[Br
     if shared < reasoned or (shared < start and sampled[:start].strip()):
         return "stripped_reasoning", "the template leaves the reasoning out"
     if answer.tool_calls and shared >= _end(sampled, answer.content, reasoned):
-        return "tool_reserialisation", "the template writes the tool call in another way"
+        return "tool_reserialisation", "the template writes the tool call in another form"
     return "template", "the template writes something else than was sampled"
 
 
@@ -352,9 +352,9 @@ def _compacted(
     for conversation in earlier:
         answer = conversation.answer.content.strip() if conversation.answer is not None else ""
         if len(answer) >= _QUOTED and any(answer in message.content for message in new):
-            return f"{fewer}, and one carries on what call {conversation.call_id} said"
+            return f"{fewer}, and one quotes the answer of call {conversation.call_id}"
     if 2 * len(messages) <= longest and any(_speaks_of_summary(message) for message in new[:2]):
-        return f"{fewer}, which speak of a summary"
+        return f"{fewer}, which mention a summary"
     if (
         2 * len(messages) <= longest
         and tools

@@ -206,7 +206,7 @@ class _Passing:
             if len(met) > 1 and self.sampled_by is None and self.tells is None:
                 raise ConfigError(
                     f"Several policies sampled these rollouts: {_listed(met)}. A record of the format "
-                    f"{self.format!r} does not say whose it is. Choose one: `--sampled-by NAME`; or take "
+                    f"{self.format!r} does not name its policy. Choose one with `--sampled-by NAME`, or use "
                     "`parquet`, which has a column `policy`."
                 )
             self.number += 1

@@ -85,18 +85,18 @@ _KINDS = frozenset(get_args(StepKind))
 _SIDE = ("side", "count")
 """Kinds of calls in which the policy does not act. They are not steps."""
 
-TOLD = "otlp"
+SELF_REPORTED = "otlp"
 """Source of events that an instrumented harness reports about itself. They are not trusted: any process in
 the sandbox can report anything."""
 
 
-def steps_of(graph: Graph, *, told: bool = False) -> list[RolloutStep]:
-    """Return a rollout's steps in order of time. `told` includes those that only spans report.
+def steps_of(graph: Graph, *, self_reported: bool = False) -> list[RolloutStep]:
+    """Return a rollout's steps in order of time. `self_reported` includes those that only spans report.
 
     Side calls are not steps. Of steps at the same time, a call comes first.
     """
     side = {call.id for call in graph.calls.values() if call.kind in _SIDE}
-    seen = (event for event in graph.events if told or event.source != TOLD)
+    seen = (event for event in graph.events if self_reported or event.source != SELF_REPORTED)
     steps = [_step(graph, event) for event in seen if event.kind in _KINDS and event.id not in side]
     return sorted(steps, key=lambda step: (step.t, step.kind != "llm_call"))
 

@@ -200,7 +200,7 @@ class _Rows:
             path.append(self._node(at))
             at = path[-1].parent_id
             if len(path) > len(self.nodes):
-                raise TraceError(f"Rollout {self.rollout_id}: the segments before {leaf} form a circle.")
+                raise TraceError(f"Rollout {self.rollout_id}: the segments before {leaf} form a cycle.")
         return path[::-1]
 
     def _node(self, segment_id: str) -> SegmentTokens:
@@ -266,7 +266,7 @@ def _completion(call: CallTokens, nodes: dict[str, SegmentTokens]) -> SegmentTok
     node = nodes.get(call.completion_segment)
     if node is None or len(node.ids) != call.completion_len:
         raise TraceError(
-            f"Call {call.id}: its {call.completion_len} completion tokens are not stored as such."
+            f"Call {call.id}: its {call.completion_len} completion tokens are not stored, or not all of them."
         )
     if node.logprobs is not None and len(node.logprobs) != len(node.ids):
         raise TraceError(
@@ -307,7 +307,7 @@ def _spans(call: CallTokens) -> list[VersionSpan]:
 def _incomplete(calls: Sequence[CallTokens]) -> str | None:
     for call in calls:
         if call.status == "intent":
-            return f"call {call.id} was asked and never finished"
+            return f"call {call.id} began and never finished"
         if call.status == "error" and call.kind == "policy":
             return f"call {call.id} failed"
     return None

@@ -218,7 +218,7 @@ class _Session:
             missing = (
                 *missing,
                 *(
-                    ("its prompt is token ids of a policy whose tokenizer is not there",)
+                    ("its prompt is token ids, and the policy's tokenizer is missing",)
                     if text is None
                     else ()
                 ),
@@ -228,7 +228,7 @@ class _Session:
             if earlier is None:
                 missing = (
                     *missing,
-                    f"what was said before: answer {request.previous} is not in this session",
+                    f"the earlier conversation: answer {request.previous} is not in this session",
                 )
             else:
                 messages = _joined(self._known(earlier.id), request)

@@ -27,7 +27,7 @@ def test_targets_are_named_or_all_and_keep_the_order_of_the_model():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"rank": 4, "dropout": 0.1}, "engine that drops nothing"),
+        ({"rank": 4, "dropout": 0.1}, "sample without dropout"),
         ({"rank": -1}, "rank"),
         ({"rank": 4, "alpha": 0}, "alpha"),
         ({"rank": 4, "targets": ["qkv_proj"]}, "targets"),

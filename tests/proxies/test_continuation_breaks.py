@@ -207,7 +207,7 @@ async def test_a_summarised_conversation_is_a_compaction(make_world: MakeWorld, 
         assert kind == "compaction"
         assert detail is not None
         assert detail.startswith("message 1 (user), compared with call ")
-        assert f"one carries on what call {h.call(3)} said" in detail
+        assert f"one quotes the answer of call {h.call(3)}" in detail
 
 
 async def test_a_summary_in_other_words_is_a_compaction(make_world: MakeWorld) -> None:
@@ -217,7 +217,7 @@ async def test_a_summary_in_other_words_is_a_compaction(make_world: MakeWorld) -
         await h.ask([SYSTEM, user("Summary of the conversation so far: the lamp is Q7. Go on.")])
         kind, detail = h.last()
         assert kind == "compaction"
-        assert "9 messages became 2, which speak of a summary" in detail or "10 messages became 2" in detail
+        assert "9 messages became 2, which mention a summary" in detail or "10 messages became 2" in detail
 
 
 async def test_an_edited_tool_result(make_world: MakeWorld) -> None:

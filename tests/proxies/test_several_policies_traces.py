@@ -164,7 +164,7 @@ async def test_the_commands_take_policies_by_name(
             return await asyncio.to_thread(CliRunner().invoke, app, words)
 
         refused = await ask_for("export", *source, *out)
-        assert "Choose one: `--sampled-by NAME`" in str(refused.exception)
+        assert "Choose one with `--sampled-by NAME`" in str(refused.exception)
         done = await ask_for("export", *source, *out, "--sampled-by", "helper", "--json")
         assert json.loads(done.stdout)["records"] == 1, done.output
         replayed = json.loads((await ask_for("replay", *source, *folders, "--json")).stdout)

@@ -27,9 +27,7 @@ class Trackio:
             auto_log_cpu=False,
             auto_log_gpu=False,
         )
-        self._last = (
-            int(getattr(self._run, "_next_step", 0)) - 1
-        )  # it reads this from its database, and tells nobody
+        self._last = int(getattr(self._run, "_next_step", 0)) - 1  # no public API returns it
 
     def last_step(self) -> int | None:
         """See `Sink`."""

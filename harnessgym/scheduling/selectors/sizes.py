@@ -15,9 +15,9 @@ def needs_groups(selector: str, pool: SelectionPool) -> None:
     """Raises `ConfigError` if groups have one rollout: one reward is no estimate of a success rate."""
     if pool.group_size < 2:
         raise ConfigError(
-            f"The selector {selector} chooses how many rollouts a group has, from how those of earlier "
-            "groups came out, and with trainer.group_size = 1 a group is one rollout: raise group_size, "
-            "or choose uniform, vade or insight."
+            f"The selector {selector} chooses group sizes from the results of earlier groups, but with "
+            "trainer.group_size = 1 a group is one rollout: raise group_size, or choose uniform, vade or "
+            "insight."
         )
 
 

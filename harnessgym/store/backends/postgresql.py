@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from harnessgym.errors import StoreError
-from harnessgym.store.backend import CHANNEL, PATIENCE_S, StoreWatch, Synchronous, asked_patience, shown
+from harnessgym.store.backend import CHANNEL, LOCK_WAIT_S, StoreWatch, Synchronous, seconds_in, shown
 from harnessgym.store.schema import WRITING
 
 try:
@@ -41,24 +41,25 @@ _UNDONE = ("40001", "40P01")
 """Serialisation failure, deadlock."""
 _PASSING = ("53", "55P03")
 """SQLSTATEs of insufficient resources, and of a lock that was not acquired in time."""
-_LOCKED = "A row of {name} stayed locked ({said}). End the process that holds it, or try again."
-_STRANGER = "The server does not let this user in at {name} ({said}). Check user and password in the URL."
+_LOCKED = "A row of {name} stayed locked ({message}). End the process that holds it, or try again."
+_STRANGER = "The server refuses this user at {name} ({message}). Check user and password in the URL."
 _NO_RIGHT = (
-    "This user may not write to {name} ({said}). Grant it the rights, or give another user in the URL."
+    "This user may not write to {name} ({message}). Grant it the rights, or give another user in the URL."
 )
 _EXPLANATIONS = {
     "53100": (
-        "The disk of the database server at {name} is full ({said}). Free space: what was committed is safe."
+        "The disk of the database server at {name} is full ({message}). Free space: what was "
+        "committed is safe."
     ),
     "53300": (
-        "The server has no connection left for {name} ({said}). Raise its max_connections or run fewer "
+        "The server has no connection left for {name} ({message}). Raise its max_connections or run fewer "
         "processes."
     ),
     "55P03": _LOCKED,
     "40P01": _LOCKED,
     "40001": _LOCKED,
     "3D000": (
-        "There is no database {name} ({said}). Run `createdb {database}` and `harnessgym store migrate "
+        "There is no database {name} ({message}). Run `createdb {database}` and `harnessgym store migrate "
         "{name}`."
     ),
     "28000": _STRANGER,
@@ -85,10 +86,10 @@ class PostgresqlBackend:
                 f"The trace store reaches PostgreSQL through psycopg: write {_DRIVERS[1]}:// in {shown(url)}."
             )
         self.url = url.set(drivername=_DRIVERS[1])
-        self.max_wait_s = max(_SHORTEST_S, asked_patience(url, "connect_timeout", _RESTART_S))
+        self.max_wait_s = max(_SHORTEST_S, seconds_in(url, "connect_timeout", _RESTART_S))
 
-    def make_place(self) -> None:
-        """See `Backend.make_place`. Does nothing: an administrator creates the database."""
+    def create_location(self) -> None:
+        """See `Backend.create_location`. Does nothing: an administrator creates the database."""
 
     def refuse_absent(self) -> None:
         """See `Backend.refuse_absent`. Does nothing: the server itself refuses."""
@@ -117,7 +118,7 @@ class PostgresqlBackend:
             # setting, such as remote_apply, is kept.
             row = driver.execute("SHOW synchronous_commit").fetchone()
             durable = "on" if row is None or row[0] == "off" else row[0]
-            driver.execute(_SETTINGS, (f"{PATIENCE_S:.0f}s", durable))
+            driver.execute(_SETTINGS, (f"{LOCK_WAIT_S:.0f}s", durable))
 
         @event.listens_for(engine, "begin")
         def _begin(conn: Connection) -> None:
@@ -170,12 +171,12 @@ class PostgresqlBackend:
         cause = _cause(error)
         message = _server_message(cause)
         name = shown(self.url)
-        state = getattr(cause, "sqlstate", None) or _state_said(str(cause)) or ""
+        state = getattr(cause, "sqlstate", None) or _state_in(str(cause)) or ""
         known = _EXPLANATIONS.get(state)
         if known is None and (self.away(error) or state.startswith(_AWAY)):
-            known = "The database server does not answer at {name} ({said}). Start it, or correct the URL."
-        known = known or "The trace database {name} refused: {said}"
-        return known.format(name=name, said=message, database=self.url.database)
+            known = "The database server does not answer at {name} ({message}). Start it, or correct the URL."
+        known = known or "The trace database {name} refused: {message}"
+        return known.format(name=name, message=message, database=self.url.database)
 
     def vacuum(self, conn: Connection, *, full: bool = False) -> None:
         """See `Backend.vacuum`. Marks space as free for later rows.
@@ -266,7 +267,7 @@ class Listening:
             self._driver = driver
             driver.execute(f"LISTEN {CHANNEL}")
         except (DBAPIError, psycopg.Error):
-            # Not reported here: whoever waits reads the store next, and that read raises the explained error.
+            # Not reported here: the caller reads the store next, and that read raises the explained error.
             self.close()
 
     @contextlib.contextmanager
@@ -306,7 +307,7 @@ def _server_message(cause: BaseException) -> str:
     return ": ".join(part for part in parts if part) or " ".join(str(cause).split())
 
 
-def _state_said(text: str) -> str | None:
+def _state_in(text: str) -> str | None:
     """Return the SQLSTATE of a refused connection, derived from its message: libpq passes on nothing else."""
     words = {
         "3D000": ("database", "does not exist"),
@@ -325,4 +326,4 @@ def _state_said(text: str) -> str | None:
 
 
 def _refused_for_good(text: str) -> bool:
-    return _state_said(text) is not None or "pg_hba.conf" in text
+    return _state_in(text) is not None or "pg_hba.conf" in text

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from harnessgym.errors import StoreError
-from harnessgym.store.backend import PATIENCE_S, Polling, StoreWatch, Synchronous, asked_patience, url_of_file
+from harnessgym.store.backend import LOCK_WAIT_S, Polling, StoreWatch, Synchronous, seconds_in, url_of_file
 from harnessgym.store.clock import SQLITE_NOW
 from harnessgym.store.schema import WRITING
 
@@ -31,11 +31,11 @@ class SqliteBackend:
     def __init__(self, url: URL, synchronous: Synchronous) -> None:
         """`?timeout=5` in the URL: seconds to wait for another process's lock."""
         self.url = url
-        self.max_wait_s = asked_patience(url, "timeout", PATIENCE_S)
+        self.max_wait_s = seconds_in(url, "timeout", LOCK_WAIT_S)
         self._synchronous = synchronous
 
-    def make_place(self) -> None:
-        """See `Backend.make_place`."""
+    def create_location(self) -> None:
+        """See `Backend.create_location`."""
         if self.url.database:
             Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
 
@@ -129,7 +129,7 @@ class SqliteBackend:
                 )
             case ["SQLITE", "CORRUPT" | "NOTADB"]:
                 return (
-                    f"{self._name} is damaged or no trace database ({cause}). Restore it from a copy, or "
+                    f"{self._name} is damaged or not a trace database ({cause}). Restore it from a copy, or "
                     "give another file."
                 )
             case _:
@@ -144,7 +144,7 @@ class SqliteBackend:
         except sqlite3.OperationalError as error:
             if _code(error) == ["SQLITE", "BUSY"]:
                 raise StoreError(
-                    f"Others write to {self._name}: nothing was changed. End them and try again."
+                    f"Other processes write to {self._name}: nothing was changed. End them and try again."
                 ) from error
             raise
         # VACUUM wrote the new pages to the WAL: the file shrinks when they are copied back, and readers of
@@ -152,8 +152,8 @@ class SqliteBackend:
         (in_the_way, *_) = driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if in_the_way:
             raise StoreError(
-                f"Others read {self._name}: it is compacted, but its file shrinks only when they are gone. "
-                "End them; try again."
+                f"Other processes read {self._name}: it is compacted, but its file shrinks only when they "
+                "have ended. End them and try again."
             )
 
     def size(self, conn: Connection) -> int:

@@ -90,11 +90,11 @@ def _media_type(url: str) -> str:
     return _TYPES.get(url.rpartition(".")[2].lower(), "image/jpeg")
 
 
-class _Told(BaseModel):
+class _OurExtra(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
-class ToldRollout(_Told):
+class RolloutExtra(_OurExtra):
     """`rollout` of a document."""
 
     task_set: str
@@ -108,7 +108,7 @@ class ToldRollout(_Told):
     ended_at: float | None = None
 
 
-class ToldReward(_Told):
+class RewardExtra(_OurExtra):
     """An item of a document's `rewards`."""
 
     unit: RewardUnit
@@ -119,7 +119,7 @@ class ToldReward(_Told):
     detail: str | None = None
 
 
-class ToldSpawn(_Told):
+class SpawnExtra(_OurExtra):
     """An item of an agent's `spawned`."""
 
     id: str
@@ -131,17 +131,17 @@ class ToldSpawn(_Told):
     source: str | None = None
 
 
-class ToldAgent(_Told):
+class AgentExtra(_OurExtra):
     """`extra` of an agent."""
 
     harness: str
     role: str | None = None
     parent: str | None = None
     evidence: str | None = None
-    spawned: list[ToldSpawn] | None = None
+    spawned: list[SpawnExtra] | None = None
 
 
-class ToldCall(_Told):
+class CallExtra(_OurExtra):
     """`call` of a step."""
 
     id: str
@@ -165,7 +165,7 @@ class ToldCall(_Told):
     tools: list[Json] | None = None
 
 
-def ours(model: type[_Told], value: object) -> Json:
+def ours(model: type[_OurExtra], value: object) -> Json:
     """Return a value as our export wrote it; empty if it has another shape."""
     try:
         return model.model_validate(value).model_dump(exclude_unset=True)

@@ -132,8 +132,8 @@ class AtifStep(_Strict):
         for result in () if self.observation is None else self.observation.results:
             if result.source_call_id is not None and result.source_call_id not in known:
                 raise ValueError(
-                    f"a result names tool call {result.source_call_id!r}, which its step {self.step_id} has "
-                    "not"
+                    f"a result names tool call {result.source_call_id!r}, which its step {self.step_id} does "
+                    "not have"
                 )
         return self
 

@@ -52,7 +52,7 @@ def document(rollout: TracedRollout) -> Json:
         for name, exchanges in voices.items()
     }
     if not made:
-        raise TraceError(f"Rollout {rollout.id} has no calls; an ATIF document has one step at least.")
+        raise TraceError(f"Rollout {rollout.id} has no calls, but an ATIF document needs at least one step.")
     # An agent whose parent has no trajectory, e.g. because it made no calls, goes below the root.
     root = next(iter(made.values()))
     for name, trajectory in made.items():

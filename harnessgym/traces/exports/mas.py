@@ -58,7 +58,9 @@ def document(rollout: TracedRollout) -> Json:
     """Return a rollout as a trace of the schema. Raises `TraceError` if it has no events."""
     graph = rollout.graph
     if not graph.events:
-        raise TraceError(f"Rollout {rollout.id} has no events; an orchestration trace has one at least.")
+        raise TraceError(
+            f"Rollout {rollout.id} has no events, but an orchestration trace needs at least one."
+        )
     events = [_event(rollout, event) for event in graph.events]
     events[0] |= {"x_rollout": _facts(graph), "x_agents": [asdict(agent) for agent in graph.agents]}
     by_id = {event["id"]: event for event in events}
@@ -91,12 +93,10 @@ def check(document: dict[str, Any]) -> None:
     problems = [f"{error.json_path}: {error.message}" for error in _validator().iter_errors(document)]
     if not problems:
         ids = Counter(event["id"] for event in document["events"])
-        problems = [
-            f"event id {name!r} is there {number} times" for name, number in ids.items() if number > 1
-        ]
+        problems = [f"event id {name!r} occurs {number} times" for name, number in ids.items() if number > 1]
         ends = ((edge[end], edge) for edge in document["edges"] for end in ("src", "dst"))
         problems += [
-            f"a {edge['type']} edge names event {name!r}, which is not there"
+            f"a {edge['type']} edge names event {name!r}, which does not exist"
             for name, edge in ends
             if name not in ids
         ]

@@ -19,10 +19,10 @@ from harnessgym.errors import TraceError
 from harnessgym.message import Message
 from harnessgym.store.import_rows import SOURCE, ImportedFacts, ImportRows
 from harnessgym.traces.atif.content import (
-    ToldAgent,
-    ToldCall,
-    ToldReward,
-    ToldRollout,
+    AgentExtra,
+    CallExtra,
+    RewardExtra,
+    RolloutExtra,
     answer_of,
     message_of,
     ours,
@@ -50,10 +50,10 @@ class AtifImport:
             raise TraceError(
                 f"Not an ATIF trajectory: {where}: {first['msg']} ({error.error_count()} problems)."
             ) from None
-        told = ours(ToldRollout, (root.extra or {}).get("rollout"))
+        exported = ours(RolloutExtra, (root.extra or {}).get("rollout"))
         harness = _of_agent(root).get("harness", root.agent.name)
         task = root.session_id or root.trajectory_id or root.agent.name
-        names = {"policy": _model(root), "task_set": SOURCE, "task_key": task, **told}
+        names = {"policy": _model(root), "task_set": SOURCE, "task_key": task, **exported}
         facts = ImportedFacts(id=root.session_id or root.trajectory_id or "", harness=harness, **names)
         rows = ImportRows(conn, run_id, facts)
         voices = list(_voices(root, None))
@@ -67,7 +67,9 @@ class AtifImport:
         calls = [model_call for voice, _ in voices for model_call in _calls(voice, agents[id(voice)], begun)]
         writer = ImportCalls(rows)
         several = any(model not in (None, facts.policy) for model, _ in calls)
-        for model, call in sorted(calls, key=lambda told: (told[1].session, told[1].about.get("ordinal", 0))):
+        for model, call in sorted(
+            calls, key=lambda exported: (exported[1].session, exported[1].about.get("ordinal", 0))
+        ):
             writer.add(replace(call, policy_id=rows.policy(model or facts.policy)) if several else call)
         for voice, parent in voices:
             _spawn(rows, voice, parent)
@@ -176,18 +178,18 @@ def _results(step: AtifStep) -> list[list[int]]:
 
 def _about(step: AtifStep) -> Json:
     """Return what our export wrote about a call; empty if it is not ours."""
-    return ours(ToldCall, (step.extra or {}).get("call"))
+    return ours(CallExtra, (step.extra or {}).get("call"))
 
 
 def _of_agent(voice: AtifTrajectory) -> Json:
     """Return what our export wrote about an agent; empty if it is not ours."""
-    return ours(ToldAgent, voice.agent.extra)
+    return ours(AgentExtra, voice.agent.extra)
 
 
 def _rewards(root: AtifTrajectory) -> list[Json]:
     """Return the rewards that our export wrote, with an empty dict for each that is not ours."""
     rewards = (root.extra or {}).get("rewards", [])
-    return [ours(ToldReward, item) for item in (rewards if isinstance(rewards, list) else [rewards])]
+    return [ours(RewardExtra, item) for item in (rewards if isinstance(rewards, list) else [rewards])]
 
 
 def _message(steps: list[AtifStep], where: list[int]) -> Message:
@@ -257,6 +259,6 @@ def _left_out(root: AtifTrajectory) -> dict[str, int]:
             out["steps.extra"] += "call" in (step.extra or ()) and not _about(step)
             out["steps.metrics.cost_usd"] += step.metrics is not None and step.metrics.cost_usd is not None
     extra = root.extra or {}
-    out["extra"] += "rollout" in extra and not ours(ToldRollout, extra["rollout"])
+    out["extra"] += "rollout" in extra and not ours(RolloutExtra, extra["rollout"])
     out["extra.rewards"] += sum(not reward for reward in _rewards(root))
     return {name: number for name, number in out.items() if number}

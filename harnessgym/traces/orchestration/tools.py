@@ -79,19 +79,24 @@ class ToolCalls:
         self._latest[call.agent_id] = call.call_id
 
     def join(
-        self, agent_id: str, history: Sequence[Message], recent: Sequence[Message], *, told: bool
+        self,
+        agent_id: str,
+        history: Sequence[Message],
+        recent: Sequence[Message],
+        *,
+        harness_names_agents: bool,
     ) -> list[MatchedResult]:
         """Return the results that `agent_id` reads for the first time.
 
-        `recent` messages follow its last answer, `history` messages do not. `told`: the harness names its
-        agents, so calls of other agents in the history are not this agent's own.
+        `recent` messages follow its last answer, `history` messages do not. If the harness names its agents,
+        calls of other agents in the history are not this agent's own.
         """
         out = list[MatchedResult]()
         rest = list[Message]()
         for message in (*history, *recent):
             call = self.open.get(message.tool_call_id or "")
             if call is not None:
-                if call.agent_id == agent_id or not told:
+                if call.agent_id == agent_id or not harness_names_agents:
                     out.append(self._close(message, call, OBSERVED))
             elif message.tool_call_id not in self._joined and self._unknown(agent_id, message):
                 rest.append(message)

@@ -39,7 +39,7 @@ class AgentRequest:
     """The agent that started this one, if known."""
     fresh: bool = False
     """Whether it is the agent's first request."""
-    told: bool = False
+    harness_names_agents: bool = False
     """Whether the harness itself names its agents."""
     new: tuple[Message, ...] = ()
     """Messages that are not in earlier requests and their answers."""
@@ -214,7 +214,7 @@ class SessionOrchestration:
         old = [message for message in before if message.role == "tool"]
         if not results and not old:
             return []
-        joined = self.tools.join(me.id, old, results, told=asked.told)
+        joined = self.tools.join(me.id, old, results, harness_names_agents=asked.harness_names_agents)
         for item in joined:
             call = item.call
             message = item.message
@@ -236,7 +236,7 @@ class SessionOrchestration:
 
     def _hands_over(self, asked: AgentRequest, me: Agent, joined: Sequence[MatchedResult]) -> _Handoff | None:
         """Return the handoff if the request continues another agent's history; else None."""
-        if asked.told:
+        if asked.harness_names_agents:
             return None
         for item in joined:
             if (call := item.call) is not None and call.agent_id != me.id:
@@ -271,7 +271,7 @@ class SessionOrchestration:
         parent = asked.parent_agent_id if call is None else call.agent_id
         if call is not None:
             self._start(rows, asked, me, call, why)
-        elif asked.told and parent is not None:
+        elif asked.harness_names_agents and parent is not None:
             spawn = rows.event("spawn", parent, asked.call_id, {}, EdgeEvidence("header"), target=me.id)
             rows.edge("spawn", spawn, asked.call_id)
             self.members.start(me.id, parent, None)
@@ -319,7 +319,7 @@ class SessionOrchestration:
         # From the strongest evidence to the weakest: shared text, then the only call that starts agents, then
         # the order of several, then the only call at all.
         parent = asked.parent_agent_id
-        by_header = asked.told and asked.parent_agent_id is not None
+        by_header = asked.harness_names_agents and asked.parent_agent_id is not None
         heard = _heard(asked.new)
         calls = [call for call in self.tools.unclaimed() if call.agent_id != me.id]
         own = [call for call in calls if parent is None or call.agent_id == parent]

@@ -104,7 +104,7 @@ class LedgerCheck:
             least = min(group.min_members, group.size)
             graded = group.graded
             where = f"group {group.id}"
-            of = f"{graded} graded rollouts of {group.size}, and {least} are enough"
+            of = f"{graded} graded rollouts of {group.size}; {least} are enough"
             if group.state in ("complete", "consumed") and graded < least:
                 self.tally.find("min_group", where, f"is {group.state} with {of}.")
             elif group.given_up == "too_few" and graded >= least:
@@ -118,7 +118,7 @@ class LedgerCheck:
                 self._check_ranges(book)
             elif book.trained:
                 self.tally.find(
-                    "trained_purpose", where, f"is a rollout for {book.rollout.purpose!r} and was trained."
+                    "trained_purpose", where, f"has the purpose {book.rollout.purpose!r} and was trained."
                 )
             several = len(book.policies) > 1
             for policy in book.policies:
@@ -170,7 +170,9 @@ class LedgerCheck:
             start = item.start
             end = item.end
             if item.call_id not in lengths:
-                self.tally.find("exclusion_range", where, "tokens of a call of another rollout are excluded.")
+                self.tally.find(
+                    "exclusion_range", where, "is excluded under a rollout that it does not belong to."
+                )
             elif not 0 <= start < end <= lengths[item.call_id]:
                 sampled = lengths[item.call_id]
                 self.tally.find(

@@ -238,7 +238,7 @@ def test_tasks_without_the_split_are_told_with_those_that_they_have(tmp_path):
 def test_the_folder_of_something_else_is_left_alone(scripted, tmp_path):
     (tmp_path / "eval").mkdir()
     (tmp_path / "eval" / "notes.txt").touch()
-    assert "holds something else already" in refused(*scripted("first"))
+    assert "already has other content" in refused(*scripted("first"))
     assert [path.name for path in (tmp_path / "eval").iterdir()] == ["notes.txt"]
 
 

@@ -163,7 +163,7 @@ def test_a_run_is_taken_elsewhere(recorded, keep, ask, tmp_path):
             ask(command, file, *rest, "--json").stdout == ask(command, recorded.path, *rest, "--json").stdout
         )
     assert isinstance(keep("import", file, new, status=1).exception, StoreError)
-    assert "is there already" in str(keep("export", recorded.path, "latest", file, status=1).exception)
+    assert "exists already" in str(keep("export", recorded.path, "latest", file, status=1).exception)
 
 
 def test_migrate_and_revision(keep, tmp_path):

@@ -170,7 +170,7 @@ def test_what_is_no_database_is_said_so(tmp_path, ask, command):
     (tmp_path / "notes.txt").write_text("no database at all, only words " * 100)
     error = ask(command, tmp_path / "notes.txt", status=1).exception
     assert isinstance(error, StoreError)
-    assert "no trace database" in str(error)
+    assert "not a trace database" in str(error)
 
 
 def test_rollouts_are_listed_newest_first(recorded, ask):

@@ -112,7 +112,7 @@ def test_engines_that_cannot_be_are_refused(engine, said):
 def test_several_policies_train_no_group_again():
     replay, several = {"replay": {"reuse": 1}}, {"policies": [{"name": "b", "path": "p"}]}
     assert validate(RunConfig, RUN | replay, "the test")
-    with pytest.raises(ConfigError, match=r"one batch for a group that several policies train.*Set it to 0"):
+    with pytest.raises(ConfigError, match=r"with several policies a group belongs to one batch.*Set it to 0"):
         validate(RunConfig, RUN | replay | several, "the test")
     with pytest.raises(
         ConfigError, match=r"replay\.success_pool needs trainer\.max_staleness above 0, one policy"

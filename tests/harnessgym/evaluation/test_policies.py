@@ -107,7 +107,7 @@ def test_what_is_neither_is_refused_in_words(tmp_path):
         ConfigError, match=r"neither a model folder \(config.json is missing\) nor a run folder"
     ):
         find_policy(str(tmp_path))
-    with pytest.raises(ConfigError, match="no run folder that has published a version"):
+    with pytest.raises(ConfigError, match="not a run folder with a published version"):
         find_policy(f"{POLICY}@3")
 
 

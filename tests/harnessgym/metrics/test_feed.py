@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from harnessgym.metrics.feed import SinkFeed, SinkStatus, SinkStatuses, feeding, merged, standings
+from harnessgym.metrics.feed import SinkFeed, SinkStatus, SinkStatuses, feeding, merged, read_statuses
 from harnessgym.metrics.lines import append
 from harnessgym.metrics.sink import SinkPlace
 from harnessgym.run_folder import RunFolder
@@ -100,7 +100,7 @@ def test_the_trainers_numbers_and_what_was_observed_become_one_entry(folder):
             "values": {"trainer/reward": 0.5, "trainer/version": 2.0, "idle/trainer": 0.3},
         }
     ]
-    assert standings(folder.sinks_path) == {"kept": SinkStatus(1, 0)}
+    assert read_statuses(folder.sinks_path) == {"kept": SinkStatus(1, 0)}
 
 
 def test_the_numbers_of_further_policies_trainers_have_their_names(folder):
@@ -162,7 +162,7 @@ def test_a_sink_that_fails_is_said_once_counted_and_ends_nothing(folder):
     assert feed.failures >= 3
     assert len(said) == 1
     assert "RuntimeError: no such server. The run goes on" in said[0]
-    assert standings(folder.sinks_path)["broken"] == SinkStatus(-1, feed.failures)
+    assert read_statuses(folder.sinks_path)["broken"] == SinkStatus(-1, feed.failures)
 
 
 def test_a_sink_that_recovers_misses_nothing(folder):
@@ -204,7 +204,7 @@ def test_one_that_hangs_does_not_hold_up_the_others_or_the_end(folder):
             while feeds[1].step < 1 and time.monotonic() < deadline:
                 time.sleep(0.01)
         assert json.loads((folder.root / "Kept.jsonl").read_text())["step"] == 1
-        assert "The metrics sink 'hangs' had not finished after 0 s, and is left behind." in said
+        assert "The metrics sink 'hangs' had not finished after 0 s and is abandoned." in said
     finally:
         released.set()
 
@@ -215,16 +215,16 @@ def test_what_is_written_while_the_run_goes_on_is_fed_while_it_goes_on(folder):
     metric(folder, 1)
     observe(folder, 1)
     deadline = time.monotonic() + 60
-    while standings(folder.sinks_path).get("kept") != SinkStatus(1, 0) and time.monotonic() < deadline:
+    while read_statuses(folder.sinks_path).get("kept") != SinkStatus(1, 0) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert standings(folder.sinks_path)["kept"] == SinkStatus(1, 0)
+    assert read_statuses(folder.sinks_path)["kept"] == SinkStatus(1, 0)
     feed.end()
     assert feed.join(60)
 
 
 def test_a_record_that_is_not_ours_is_as_good_as_none(folder):
-    assert standings(folder.sinks_path) == {}
+    assert read_statuses(folder.sinks_path) == {}
     for text in ("", "[]", '{"x": 1}', '{"x": {"steps": 3}}', '{"x": {"st'):
         folder.sinks_path.write_text(text)
-        assert standings(folder.sinks_path) == {}
+        assert read_statuses(folder.sinks_path) == {}
     assert SinkStatuses(folder.sinks_path).of("x") == SinkStatus(-1, 0)

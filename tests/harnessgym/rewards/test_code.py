@@ -90,7 +90,7 @@ async def test_scores_are_taken_as_they_are(record, name, scores):
     ("name", "returned"), [("a_text", "'fine'"), ("no_value", "None"), ("numbers", r"\[1\.0, 2\.0\]")]
 )
 async def test_anything_else_is_refused(record, name, returned):
-    with pytest.raises(RewardError, match=rf"{HERE}:{name} gave {returned}: it gives a number"):
+    with pytest.raises(RewardError, match=rf"{HERE}:{name} returned {returned}: it must return a number"):
         await reward(name).score(record)
 
 

@@ -84,7 +84,7 @@ def test_channels_and_weights_that_cannot_be_are_refused(sections, words):
         ),
         (
             {"rewards": [CODE | {"weight": 1.0}], "trainer": {"advantage": "gdpo"}},
-            "trainer.advantage: gdpo has weights of its own",
+            "trainer.advantage: gdpo weights the channels itself",
         ),
         ({"rewards": [CODE | {"weight": "much"}]}, "rewards.0.weight"),
         ({"rewards": [CODE | {"weight": float("nan")}]}, "rewards.0.weight"),

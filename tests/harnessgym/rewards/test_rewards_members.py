@@ -96,7 +96,7 @@ async def test_a_function_gives_a_number_or_scores(record, rollout):
     ("kind", "settings", "reason"),
     [
         ("code", {"function": f"{HERE}:fails"}, "KeyError: 'lamp'"),
-        ("code", {"function": f"{HERE}:no_score"}, "gave 'fine'"),
+        ("code", {"function": f"{HERE}:no_score"}, "returned 'fine'"),
         ("sql", {"query": "SELECT nothing FROM calls"}, "nothing"),
         ("sql", {"query": "DELETE FROM calls WHERE rollout_id = :rollout_id"}, "readonly"),
         ("sql", {"query": "SELECT max(value) FROM rewards"}, "gives no number"),

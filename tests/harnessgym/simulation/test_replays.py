@@ -93,8 +93,8 @@ def test_replays_make_steps_faster_where_sampling_is_slow(make_config):
     ("trainer", "words"),
     [
         ({"reuse": 1, "max_staleness": 0}, "raise max_staleness"),
-        ({"reuse": 1, "reuse_share": 0.1}, "is no group"),
-        ({"reuse": 1, "micro_batches": 2}, "1 micro-batch"),
+        ({"reuse": 1, "reuse_share": 0.1}, "is less than one"),
+        ({"reuse": 1, "micro_batches": 2}, "micro_batches = 1"),
     ],
 )
 def test_what_cannot_be_trained_again_is_refused(make_config, trainer, words):

@@ -9,7 +9,7 @@ from harnessgym.simulation.bound import rollouts_needed
 from harnessgym.simulation.comparison import arm
 from harnessgym.simulation.draws import WorkTable
 from harnessgym.simulation.pace import Pace
-from harnessgym.simulation.schedule import course_of
+from harnessgym.simulation.schedule import step_times
 from harnessgym.simulation.simulation import Simulation
 
 NOTHING = {"transfer_s": 0, "install_s": 0, "drain_s": 0}
@@ -36,7 +36,7 @@ def by_hand(make_config):
             trainer=options,
             updates=NOTHING | (updates or {}),
         )
-        return course_of(config, table, Pace.even(token_s))
+        return step_times(config, table, Pace.even(token_s))
 
     return make
 
@@ -128,7 +128,7 @@ def test_no_run_does_a_step_earlier(
     config = arm(config, name)
     run = Simulation(config)
     outcome = run.run()
-    course = course_of(
+    course = step_times(
         config, run.draws.table(rollouts_needed(config)), Pace.even(1 / config.engines.tokens_per_s)
     )
     if course.gives_up or outcome.counts.get("groups dropped"):  # others have come in their place
@@ -150,8 +150,8 @@ def test_slower_tokens_make_no_step_earlier(make_config, seed, name, token_s, mo
     config = arm(make_config(seed=seed), name)
     work = WorkTable.of(config, rollouts_needed(config))
     fast, slow = (
-        course_of(config, work, Pace.even(token_s)),
-        course_of(config, work, Pace.even(token_s + more)),
+        step_times(config, work, Pace.even(token_s)),
+        step_times(config, work, Pace.even(token_s + more)),
     )
     assert all(late >= early - 1e-9 for early, late in zip(fast.trained_s, slow.trained_s, strict=True))
     assert fast.trained_s == sorted(fast.trained_s)

@@ -273,7 +273,7 @@ def test_a_run_that_stands_still_says_who_waits_for_whom(make_config):
     run.planner.capacity = lambda: 0  # the defect that the rule is for: no capacity, and nothing runs
     with pytest.raises(
         TrainerError,
-        match=r"stands still after 0 virtual seconds, at step 0 of 8: .*waits for.* 0 groups are open",
+        match=r"is stalled after 0 virtual seconds, at step 0 of 8: .*waits for.* 0 groups are open",
     ):
         run.run()
 
@@ -306,9 +306,12 @@ def test_the_simulator_needs_no_torch():
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ({"trainer": {"micro_batches": 3}}, "3 equal parts"),
+        ({"trainer": {"micro_batches": 3}}, "3 equal micro-batches"),
         ({"trainer": {"micro_batches": 2, "alone": True}}, "never finish the rest"),
-        ({"trainer": {"over_launch": 3, "max_staleness": 1}, "updates": {"mode": "between"}}, "never come"),
+        (
+            {"trainer": {"over_launch": 3, "max_staleness": 1}, "updates": {"mode": "between"}},
+            "never happens",
+        ),
         ({"trainer": {"warmup": 8}}, "all 8 steps are warm-up"),
         ({"work": {"sampling": "task", "environments": 1}}, "never fits"),
         ({"engines": {"tokens_per_s": 10, "most_tokens_per_s": 5}}, "slower than one call"),

@@ -11,7 +11,7 @@ from harnessgym.cli.traces.source import store_url
 from harnessgym.errors import StoreError
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore, runs
-from harnessgym.store.backend import asked_patience, file_of, insert_for, open_backend, shown, url_of_file
+from harnessgym.store.backend import file_of, insert_for, open_backend, seconds_in, shown, url_of_file
 
 
 @pytest.mark.parametrize("url", ["", "traces.db", "mysql://host/db", "oracle+cx://h", "sqlite"])
@@ -43,13 +43,13 @@ def test_the_file_of_a_database():
 
 @pytest.mark.parametrize(("query", "seconds"), [("", 30.0), ("?timeout=2", 2.0), ("?timeout=0.5", 0.5)])
 def test_a_url_may_set_how_long_to_wait(query, seconds):
-    assert asked_patience(make_url(f"sqlite:///t.db{query}"), "timeout", 30.0) == seconds
+    assert seconds_in(make_url(f"sqlite:///t.db{query}"), "timeout", 30.0) == seconds
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "inf", "nan", "soon"])
 def test_other_values_are_refused(value):
-    with pytest.raises(StoreError, match="is no number of seconds: write for example timeout=30"):
-        asked_patience(make_url(f"sqlite:///t.db?timeout={value}"), "timeout", 30.0)
+    with pytest.raises(StoreError, match="is not a number of seconds: write for example timeout=30"):
+        seconds_in(make_url(f"sqlite:///t.db?timeout={value}"), "timeout", 30.0)
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])

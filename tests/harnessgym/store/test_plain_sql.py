@@ -50,7 +50,7 @@ def test_an_empty_statement_has_an_empty_answer(url, query):
 
 def test_a_pragma_may_be_read_and_not_set(url):
     assert ask(url, "PRAGMA user_version", 5).rows == ((0,),)
-    with pytest.raises(StoreError, match="Only statements that read are taken, and nothing was changed"):
+    with pytest.raises(StoreError, match="Only statements that read are allowed, and nothing was changed"):
         ask(url, "PRAGMA user_version = 7", 5)
     assert ask(url, "PRAGMA user_version", 5).rows == ((0,),)
 
@@ -82,7 +82,7 @@ def test_a_wrong_statement_is_explained_with_the_databases_own_words(url):
 def test_a_file_that_is_no_database_is_named_as_that(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("These are notes, and no database at all. " * 20)
-    with pytest.raises(StoreError, match=f"{path} is damaged or no trace database"):
+    with pytest.raises(StoreError, match=f"{path} is damaged or not a trace database"):
         ask(f"sqlite:///{path}", "SELECT * FROM runs", 5)
 
 

@@ -76,7 +76,7 @@ def test_a_server_that_restarts_loses_no_write_that_returned_and_the_writer_goes
     for thread in threads:
         thread.join()
     assert set(kept) <= names(own_store)
-    assert all("look whether it was stored" in said for said in refused), refused
+    assert all("check whether the write was stored" in said for said in refused), refused
 
 
 def test_a_read_waits_for_a_server_that_restarts(own, own_store):
@@ -213,7 +213,7 @@ def test_one_that_claims_passes_over_what_another_is_claiming(store):
     ("change", "said"),
     [
         (lambda url: url.replace("/traces_", "/absent_"), r"There is no database .*createdb absent_"),
-        (lambda url: url.replace("user=harnessgym", "user=stranger"), r"does not let this user in"),
+        (lambda url: url.replace("user=harnessgym", "user=stranger"), r"refuses this user"),
         (
             lambda url: url.replace("host=", "host=%2Fnowhere"),
             r"does not answer .*Start it, or correct the URL",

@@ -51,7 +51,7 @@ def test_a_file_is_read_in_its_time_and_left_as_it_is(tmp_path):
     assert select_file_rows(path, "SELECT id FROM orders WHERE id > :least", {"least": 1}) == [{"id": 3}]
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     for wrong in ("DELETE FROM orders", "SELECT nothing FROM orders", endless):
-        with pytest.raises(StoreError, match="cannot be asked"):
+        with pytest.raises(StoreError, match="failed on"):
             select_file_rows(path, wrong, {}, timeout_s=0.2)
     with pytest.raises(StoreError, match="unable to open"):
         select_file_rows(tmp_path / "none.db", "SELECT 1", {})

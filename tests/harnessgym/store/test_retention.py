@@ -323,7 +323,9 @@ def test_a_file_that_others_write_to(tmp_path):
     TraceStore.create(f"sqlite:///{path}").close()
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreError, match=r"Others write to .*traces.db: nothing was changed. End them"):
+        with pytest.raises(
+            StoreError, match=r"Other processes write to .*traces.db: nothing was changed. End them"
+        ):
             vacuum(f"sqlite:///{path}?timeout=0.2")
         other.execute("ROLLBACK")
     vacuum(f"sqlite:///{path}?timeout=0.2")
@@ -335,7 +337,7 @@ def test_a_file_that_others_read(tmp_path):
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN")
         other.execute("SELECT count(*) FROM runs").fetchall()
-        with pytest.raises(StoreError, match=r"Others read .*traces.db: .*End them"):
+        with pytest.raises(StoreError, match=r"Other processes read .*traces.db: .*End them"):
             vacuum(f"sqlite:///{path}?timeout=0.2")
 
 

@@ -187,7 +187,7 @@ def test_an_interrupted_export_leaves_no_file(store, tmp_path):
     export_run(store.url, "latest", folder / "run.hgrun")
     assert [path.name for path in folder.iterdir()] == ["run.hgrun"]
     before = (folder / "run.hgrun").read_bytes()
-    with pytest.raises(StoreError, match=r"run.hgrun is there already: remove it"):
+    with pytest.raises(StoreError, match=r"run.hgrun exists already: remove it"):
         export_run(store.url, "latest", folder / "run.hgrun")
     assert (folder / "run.hgrun").read_bytes() == before
 
@@ -287,8 +287,8 @@ def test_what_is_no_run_file_makes_no_database(tmp_path, migrated_file):
         raw.execute("CREATE TABLE other (x integer)")
     for path, said in (
         (tmp_path / "nothing", "There is no file"),
-        (tmp_path / "garbage", "no trace database"),
-        (tmp_path / "other.db", "is no run file"),
+        (tmp_path / "garbage", "not a trace database"),
+        (tmp_path / "other.db", "is not a run file"),
         (migrated_file, "has 0 runs"),
     ):
         with pytest.raises(StoreError, match=said):

@@ -44,7 +44,7 @@ def migrated_step_by_step(make_url):
     """A database that has been through every migration."""
     url = make_url(empty=True)
     backend = open_backend(url)
-    backend.make_place()
+    backend.create_location()
     engine = backend.engine()
     with engine.connect() as conn:
         upgrade(conn, backend.alone, HEAD)

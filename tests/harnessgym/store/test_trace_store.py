@@ -211,7 +211,7 @@ def test_a_file_that_is_no_database_is_said_so(tmp_path):
     path = tmp_path / "traces.db"
     path.write_text("hello " * 1000)
     for opening in (TraceStore.create, TraceStore.open):
-        with pytest.raises(StoreError, match="no trace database"):
+        with pytest.raises(StoreError, match="not a trace database"):
             opening(f"sqlite:///{path}")
 
 
@@ -279,7 +279,7 @@ if pid == 0:
         try:
             use(lambda conn: None)
         except StoreError as error:
-            refused += "does not cross a fork" in str(error)
+            refused += "cannot be used after a fork" in str(error)
     store.close()
     os._exit(refused)
 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -378,6 +378,6 @@ def test_a_url_that_says_no_time_to_wait_is_refused(given):
         f"postgresql+psycopg:///traces?connect_timeout={given}",
     ):
         with pytest.raises(
-            StoreError, match=f"timeout={given} in .* is no number of seconds: write for example"
+            StoreError, match=f"timeout={given} in .* is not a number of seconds: write for example"
         ):
             TraceStore(url)

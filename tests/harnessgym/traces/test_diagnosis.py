@@ -143,7 +143,7 @@ def test_another_agent_that_goes_on_with_the_history_is_a_handoff(
     found = diagnose((*opening, *LONG.whole[1:], *more), tools, [earlier(SYSTEM, TASK, call="other"), LONG])
     assert found is not None
     assert found.kind == "handoff"
-    assert f"call one: another agent goes on with its history: {why}" in found.detail.split("\n")[0]
+    assert f"call one: another agent continues its history: {why}" in found.detail.split("\n")[0]
 
 
 TASK = Message("user", "Something else.")

@@ -399,8 +399,8 @@ def test_any_conversation_comes_back(recording, other, tmp_path, turns):
     [
         ({"events": []}, r"\$\.events"),
         ({"extra": 1}, "extra"),
-        ({"edges": [{"src": "e1", "dst": "gone", "type": "causal"}]}, "'gone', which is not there"),
-        ({"events": [FOREIGN_MAS["events"][0]] * 2, "edges": []}, "'e1' is there 2 times"),
+        ({"edges": [{"src": "e1", "dst": "gone", "type": "causal"}]}, "'gone', which does not exist"),
+        ({"events": [FOREIGN_MAS["events"][0]] * 2, "edges": []}, "'e1' occurs 2 times"),
         ({"events": [{"id": "e", "t": -1, "type": "message", "agent": "a"}], "edges": []}, "-1"),
         ({"events": [{"id": "e", "t": 1, "type": "llm_call", "agent": "a"}], "edges": []}, "llm_call"),
         ({"costs": {"tokens": 1}}, "wall_clock_s"),

@@ -89,7 +89,7 @@ def test_what_changes_from_day_to_day_and_how_clients_write_is_no_divergence():
 def test_without_the_policys_files_nothing_can_be_replayed(recording, tmp_path):
     recording.publish(0)
     _, (rollout_id, _) = recording.group()
-    with pytest.raises(TraceError, match="give one to read what it said"):
+    with pytest.raises(TraceError, match="give one to decode its answers"):
         replay(recording.store, rollout_id)
     with pytest.raises(StoreError, match="no rollout 'nobody'"):
         replay(recording.store, "nobody")

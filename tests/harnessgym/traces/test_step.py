@@ -83,4 +83,4 @@ def test_side_calls_are_no_steps():
 def test_what_a_harness_reports_about_itself_is_left_out_unless_asked_for():
     graph = a_graph(events=[an_event("t", "tool_call", source="otlp")])
     assert steps_of(graph) == []
-    assert [item.id for item in steps_of(graph, told=True)] == ["t"]
+    assert [item.id for item in steps_of(graph, self_reported=True)] == ["t"]

@@ -204,7 +204,7 @@ def test_a_failed_side_call_loses_nothing(recording):
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
-        ("UPDATE segments SET parent_id = id WHERE kind = 'prompt'", "circle"),
+        ("UPDATE segments SET parent_id = id WHERE kind = 'prompt'", "cycle"),
         ("UPDATE segments SET parent_id = id", "0 trained"),
         ("DELETE FROM segments WHERE kind = 'prompt'", "not stored"),
         ("DELETE FROM segments WHERE kind = 'completion'", "not stored"),
@@ -212,7 +212,7 @@ def test_a_failed_side_call_loses_nothing(recording):
             "UPDATE segments SET ids = substr(ids, 1, 3) WHERE kind = 'completion'",
             "Segment .*: 3 bytes are not 2 token ids",
         ),
-        ("UPDATE calls SET completion_len = 3", "not stored as such"),
+        ("UPDATE calls SET completion_len = 3", "not stored, or not all"),
         ("UPDATE segments SET logprobs = substr(logprobs, 1, 4)", "logprobs"),
         ("UPDATE calls SET version_spans = '[[0, 1, 0]]'", "Version spans cover"),
         (

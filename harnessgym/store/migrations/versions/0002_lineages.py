@@ -1,4 +1,4 @@
-"""Session options, agents found by header or content, and what a side call was for."""
+"""Adds session options, the evidence for an agent (header or content), and the rule that matched a side call."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""A body begins with an earlier one, and long remainders are texts of their own."""
+"""Lets a body begin with an earlier body, and stores long remainders as shared texts."""
 
 import sqlalchemy as sa
 from alembic import op

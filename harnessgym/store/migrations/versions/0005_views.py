@@ -1,5 +1,4 @@
-"""Sizes beyond 2 GiB on PostgreSQL too, rollouts in order of time, one index less, and frozen means frozen by
-somebody.
+"""Allows versions beyond 2 GiB on PostgreSQL, indexes rollouts by time, drops an index, and clears `frozen`.
 
 Views and triggers come with this revision; `schema.upgrade` makes them from `store/views.py`.
 """

@@ -1,6 +1,6 @@
-"""A frozen rollout keeps its own row, its tokens and its bodies too.
+"""Protects the row, tokens and bodies of a frozen rollout too.
 
-No table changes: `schema.upgrade` makes the triggers of `store/views.py` anew.
+No table changes: `schema.upgrade` creates the triggers of `store/views.py` again.
 """
 
 revision = "0006"

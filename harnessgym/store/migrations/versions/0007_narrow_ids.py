@@ -1,7 +1,7 @@
-"""Token ids take as few bytes as a segment's need.
+"""Stores the token ids of a segment in as few bytes as they need.
 
-No table changes. Ids that are stored already stay as they are: how many bytes each takes is told by their
-number.
+No table changes. Stored ids stay as they are: the width of an id is the blob's size divided by the number of
+ids.
 """
 
 revision = "0007"

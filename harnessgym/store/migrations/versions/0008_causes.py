@@ -1,5 +1,5 @@
-"""Why a rollout failed, what its grade rests on, when it was begun and may be begun; tasks that came with
-a request.
+"""Adds a rollout's cause of failure, the evidence for its grade, its start time and earliest start time, and
+tasks that came with a request.
 """
 
 import sqlalchemy as sa

@@ -1,5 +1,5 @@
-"""How few graded rollouts a group may have, why and when one was given up, and which one another is in
-place of.
+"""Adds a group's minimum of graded rollouts, why and at which version it was given up, and the group it
+replaces.
 """
 
 import sqlalchemy as sa

@@ -1,6 +1,4 @@
-"""Groups may be trained several times: what was trained into a version is found by it, and tokens are
-counted once.
-"""
+"""Indexes the ledger by version: groups may be trained several times, and views count their tokens once."""
 
 from alembic import op
 

@@ -1,5 +1,5 @@
-"""Several policies in a run: whose worker and whose call it is, and which groups every policy's trainer
-takes together.
+"""Supports several policies in a run: the policy of a worker and of a call, and the groups of each shared
+batch.
 """
 
 import sqlalchemy as sa

@@ -93,7 +93,7 @@ def test_a_group_without_rollouts_is_refused_where_it_is_made():
 def test_where_a_group_is_one_rollout_it_stays_one_or_the_selector_is_refused(name, visits, wanted, per_step):
     own = pool(4, 1, per_step)
     if name in CHOOSE_SIZES:
-        with pytest.raises(ConfigError, match=rf"(?s)selector {name} chooses how many.*raise group_size"):
+        with pytest.raises(ConfigError, match=rf"(?s)selector {name} chooses group sizes.*raise group_size"):
             make_selector(name, {}, own)
     else:
         picks = make_selector(name, {}, own).choose(0, wanted, list(visits))

@@ -94,7 +94,7 @@ def test_a_file_that_is_no_database_does_not_become_one(backend, path):
     with closing(sqlite3.connect(path)) as driver:
         error = error_of(lambda: driver.execute("SELECT * FROM runs"))
     assert not backend.passing(error)
-    assert backend.explain(error).startswith(f"sqlite:///{path} is damaged or no trace database (")
+    assert backend.explain(error).startswith(f"sqlite:///{path} is damaged or not a trace database (")
 
 
 def test_a_file_that_cannot_be_written_is_a_matter_of_permissions(backend, path):
@@ -117,7 +117,7 @@ def test_an_absent_file_is_refused_with_what_makes_one_and_its_folder_can_be_mad
     backend = open_backend(url_of_file(path))
     with pytest.raises(StoreError, match=f"no trace database at {path}. Run `harnessgym store migrate"):
         backend.refuse_absent()
-    backend.make_place()
+    backend.create_location()
     assert path.parent.is_dir()
     with pytest.raises(StoreError, match="no trace database"):
         backend.refuse_absent()

@@ -24,9 +24,9 @@ def tools():
     return calls
 
 
-def joined(tools, *recent, history=(), agent="a", told=False):
+def joined(tools, *recent, history=(), agent="a", harness_names_agents=False):
     """The matched tool-call id of each result, and the confidence."""
-    matched = tools.join(agent, history, recent, told=told)
+    matched = tools.join(agent, history, recent, harness_names_agents=harness_names_agents)
     return [(item.call and item.call.call.id, item.why.confidence) for item in matched]
 
 
@@ -46,7 +46,7 @@ def test_a_foreign_result_is_matched_by_name_then_by_order(tools):
 
 
 def test_a_foreign_result_with_another_name_is_unmatched(tools):
-    (item,) = tools.join("a", [], [result("x", name="bash")], told=False)
+    (item,) = tools.join("a", [], [result("x", name="bash")], harness_names_agents=False)
     assert (item.call, item.why) == (None, UNMATCHED)
     assert joined(tools, result("x", name="bash")) == []
 
@@ -62,7 +62,7 @@ def test_only_the_latest_answer_is_matched_by_order(tools):
 
 
 def test_results_of_another_agents_calls_are_its_own_where_agents_are_named(tools):
-    assert joined(tools, result("1"), agent="b", told=True) == []
+    assert joined(tools, result("1"), agent="b", harness_names_agents=True) == []
     assert "1" in tools.open
     assert joined(tools, result("1"), agent="b") == [("1", OBSERVED.confidence)]
 
@@ -70,7 +70,7 @@ def test_results_of_another_agents_calls_are_its_own_where_agents_are_named(tool
 def test_an_id_that_is_used_again_belongs_to_the_newer_call(tools):
     joined(tools, result("1"))
     tools.add(made("1", call_id="later"))
-    (item,) = tools.join("a", [], [result("1", "new")], told=False)
+    (item,) = tools.join("a", [], [result("1", "new")], harness_names_agents=False)
     assert item.call.call_id == "later"
 
 

@@ -187,9 +187,9 @@ def test_nobody_starts_an_agent_while_nothing_waits(play: Play) -> None:
 
 
 def test_a_harness_that_names_its_agents(play: Play) -> None:
-    play.turn("main", [user("Go")], "", asking("a", TASK), told=True)
-    play.turn("one", [user(TASK)], "Yes", parent="main", told=True)
-    play.turn("two", [user("Something else.")], "Yes", parent="main", told=True)
+    play.turn("main", [user("Go")], "", asking("a", TASK), harness_names_agents=True)
+    play.turn("one", [user(TASK)], "Yes", parent="main", harness_names_agents=True)
+    play.turn("two", [user("Something else.")], "Yes", parent="main", harness_names_agents=True)
     first, second = play.of("spawn")
     assert (first.evidence, first.confidence) == ("header, arguments", 0.99)
     assert (second.evidence, second.confidence, second.agent_id) == ("header", None, "main")
@@ -203,12 +203,16 @@ def test_an_answer_that_is_not_in_the_result_came_back_by_time(play: Play) -> No
 
 
 def test_an_agent_in_the_background_comes_back_through_another_call(play: Play) -> None:
-    play.turn("main", [user("Go")], "", asking("a", TASK, "multi_agent_v1__spawn_agent"), told=True)
-    second = play.ask("main", result("a", '{"agent_id": "7"}'), told=True)
-    child = play.ask("child", user(TASK), parent="main", told=True)
+    play.turn(
+        "main", [user("Go")], "", asking("a", TASK, "multi_agent_v1__spawn_agent"), harness_names_agents=True
+    )
+    second = play.ask("main", result("a", '{"agent_id": "7"}'), harness_names_agents=True)
+    child = play.ask("child", user(TASK), parent="main", harness_names_agents=True)
     play.say(second, "", use("w", "multi_agent_v1__wait_agent"))
     play.say(child, FOLDER)
-    play.turn("main", [result("w", json.dumps({"7": {"completed": FOLDER}}))], "Done.", told=True)
+    play.turn(
+        "main", [result("w", json.dumps({"7": {"completed": FOLDER}}))], "Done.", harness_names_agents=True
+    )
     assert (play.one("spawn").attributes["tool_call_id"], play.one("spawn").confidence) == ("a", 0.99)
     assert (play.one("return").evidence, play.one("return").target_agent_id) == ("result text", "main")
     play.check()
@@ -391,7 +395,10 @@ def test_any_interleaving_gives_a_sound_graph(data: st.DataObject, restarts: boo
                     data.draw(st.sampled_from([name, None])),
                 )
             )
-        fields = {"told": data.draw(st.booleans()), "siblings": data.draw(st.sampled_from([1, 1, 2]))}
+        fields = {
+            "harness_names_agents": data.draw(st.booleans()),
+            "siblings": data.draw(st.sampled_from([1, 1, 2])),
+        }
         parent = data.draw(st.sampled_from((None, *AGENTS)))
         open_calls.append(
             play.ask(
