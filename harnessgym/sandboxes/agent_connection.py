@@ -292,7 +292,7 @@ class AgentConnection:
             socket.send_fds(self._control, [pack_request(operation, number, value)], descriptors)
         except BlockingIOError as error:
             raise SandboxError(
-                "The sandbox's agent takes no more requests: too many were made at a time."
+                "The sandbox's agent accepts no more requests: too many are in flight."
             ) from error
         except OSError as error:
             raise _connection_lost() from error

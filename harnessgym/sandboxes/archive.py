@@ -86,7 +86,10 @@ def unpack(source: Path, workspace: Workspace) -> None:
 
 
 class _Unpacking:
-    """Keeps the last member's folder open, because an archive's files come folder by folder."""
+    """Unpacks members.
+
+    Keeps the last member's folder open, because an archive lists files folder by folder.
+    """
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace

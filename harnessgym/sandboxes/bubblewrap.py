@@ -50,7 +50,7 @@ class BubblewrapSettings(LocalSettings):
     """Settings of the `bubblewrap` backend."""
 
     proxy_socket_dir: Path | None = None
-    """Folder in which the proxy keeps its socket `proxy.sock`. Without one, nothing at all can be reached."""
+    """Folder in which the proxy keeps its socket `proxy.sock`. Without it, sandboxes can reach nothing."""
     port: int = 8080
     """Loopback port of the proxy, inside."""
     user: int = 1000

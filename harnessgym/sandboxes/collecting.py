@@ -51,7 +51,7 @@ def export_with(
             whole.files + export.files,
             whole.size + export.size,
             tuple(sorted((*whole.left_out, *left_out))),
-            export.overflow and f"{each.path} and what was taken out before it: {export.overflow}",
+            export.overflow and f"{each.path} and what was exported before it: {export.overflow}",
         )
     return whole
 
@@ -63,11 +63,11 @@ def _take(
 
     `left_out` is relative to the path: "" is the path itself; other entries begin with a slash.
     """
-    place = Workspace(each.root, owner, 0)
+    root = Workspace(each.root, owner, 0)
     target = outside / each.path.lstrip("/")
     with ExitStack() as stack:
         try:
-            status, folder, name = _open_path(place, each, stack)
+            status, folder, name = _open_path(root, each, stack)
         except FileNotFoundError:
             return WorkspaceExport(0, 0, ())
         # A link or file stands in the place of a folder on the path, which may be a trap: leave it out.
@@ -81,19 +81,19 @@ def _take(
         return replace(export, left_out=("",) if export.left_out else ())
 
 
-def _open_path(place: Workspace, each: Collected, stack: ExitStack) -> tuple[os.stat_result, int, str]:
+def _open_path(root: Workspace, each: Collected, stack: ExitStack) -> tuple[os.stat_result, int, str]:
     """Returns the path's status, a descriptor, and a name.
 
     For a folder, they are its own descriptor and ""; otherwise its parent's descriptor and its name there.
     """
     if not each.parts:
-        folder = stack.enter_context(place.opened())
+        folder = stack.enter_context(root.opened())
         return os.fstat(folder), folder, ""
-    above, name = stack.enter_context(place.parent("/".join(each.parts)))
+    above, name = stack.enter_context(root.parent("/".join(each.parts)))
     status = os.stat(name, dir_fd=above, follow_symlinks=False)
     if not stat.S_ISDIR(status.st_mode):
         return status, above, name
-    return status, stack.enter_context(place.folder(each.parts, each.path)), ""
+    return status, stack.enter_context(root.folder(each.parts, each.path)), ""
 
 
 def _below(export: WorkspaceExport) -> WorkspaceExport:

@@ -36,7 +36,7 @@ NODE_LABEL = "harnessgym.node"
 LEASE_LABEL = "harnessgym.lease"
 HOME_LABEL = "harnessgym.home"
 _AGENT = "/run/harnessgym/agent"
-_DOOR = "/run/harnessgym/door"
+_SOCKET_FOLDER = "/run/harnessgym/door"
 _KEPT = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID")
 """The agent's capabilities. Commands get none; root's commands get those over files and users."""
 _OWN_PROCESSES = 2
@@ -66,7 +66,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class ContainerPlan:
-    """Everything in which two containers can differ. Containers of equal plans are interchangeable."""
+    """All properties in which two containers can differ. Containers of equal plans are interchangeable."""
 
     image: Image
     memory_mb: int
@@ -103,14 +103,14 @@ class Container:
     id: str
     plan: ContainerPlan
     folder: Path
-    inside: AgentConnection
+    agent: AgentConnection
     root: int
     """Descriptor of its workspace."""
     paused: bool = field(default=False)
 
     def close(self) -> None:
         """Closes the connection and the workspace. The container ends as a result."""
-        self.inside.close()
+        self.agent.close()
         if self.root >= 0:
             os.close(self.root)
             self.root = -1
@@ -163,11 +163,11 @@ class Containers:
 
     async def _pause(self, container: Container) -> None:
         # Set before the engine is called: no timeout may expire while the processes are being frozen.
-        container.inside.frozen = True
+        container.agent.frozen = True
         try:
             await self._freeze(container.id)
         except SandboxError:
-            container.inside.frozen = False
+            container.agent.frozen = False
             raise
         container.paused = True
 
@@ -177,7 +177,7 @@ class Containers:
 
     async def _resume(self, container: Container) -> None:
         await self._once(self._engine.client.unpause, container.id, "not paused")
-        container.paused = container.inside.frozen = False
+        container.paused = container.agent.frozen = False
 
     async def remove(self, container: Container) -> None:
         """Kills its processes and removes it, even if the caller is cancelled meanwhile.
@@ -191,7 +191,7 @@ class Containers:
         # A paused agent cannot answer; the engine's forced removal kills it.
         if not container.paused:
             with contextlib.suppress(SandboxError):
-                await container.inside.end()
+                await container.agent.end()
         container.close()
         await self._clear(container.id)
         await asyncio.to_thread(shutil.rmtree, container.folder, ignore_errors=True)
@@ -205,7 +205,11 @@ class Containers:
         labels = {"label": [f"{ROOT_LABEL}={self._labels[ROOT_LABEL]}"]}
         containers = await self._engine.call(self._engine.client.containers, all=True, filters=labels)
         leases = {each["Id"]: (each.get("Labels") or {}).get(LEASE_LABEL) for each in containers}
-        dead = [made for made, lease in leases.items() if lease is not None and is_abandoned(lease)]
+        dead = [
+            container_id
+            for container_id, lease in leases.items()
+            if lease is not None and is_abandoned(lease)
+        ]
         await asyncio.gather(*map(self._discard, dead))
         return len(dead)
 
@@ -242,20 +246,20 @@ class Containers:
 
     async def _start(self, plan: ContainerPlan) -> Container:
         folder = self._root / uuid.uuid4().hex
-        made = f"harnessgym-{folder.name}"
+        container_id = f"harnessgym-{folder.name}"
         try:
             await asyncio.to_thread(folder.mkdir, 0o711)
-            with contextlib.closing(AgentSocket(folder / "door")) as door:
-                made = await self._create(plan, folder, made)
-                await self._engine.call(self._engine.client.start, made)
-                inside = await self._answered(door, made)
+            with contextlib.closing(AgentSocket(folder / "door")) as agent_socket:
+                container_id = await self._create(plan, folder, container_id)
+                await self._engine.call(self._engine.client.start, container_id)
+                agent = await self._answered(agent_socket, container_id)
             try:
-                return Container(made, plan, folder, inside, await inside.root())
+                return Container(container_id, plan, folder, agent, await agent.root())
             except BaseException:
-                inside.close()
+                agent.close()
                 raise
         except BaseException as error:
-            await self._clear(made)
+            await self._clear(container_id)
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             if isinstance(error, OSError):
                 raise SandboxError(
@@ -263,58 +267,59 @@ class Containers:
                 ) from error
             raise
 
-    async def _answered(self, door: AgentSocket, made: str) -> AgentConnection:
+    async def _answered(self, agent_socket: AgentSocket, container_id: str) -> AgentConnection:
         """Waits for the agent's connection. Raises SandboxError if the container ends or time is up."""
         deadline = asyncio.get_running_loop().time() + _START_S
         while True:
             try:
-                inside = await door.answer(_LOOK_S)
+                agent = await agent_socket.answer(_LOOK_S)
                 break
             except TimeoutError as error:
-                if await self._runs(made) and asyncio.get_running_loop().time() < deadline:
+                if await self._runs(container_id) and asyncio.get_running_loop().time() < deadline:
                     continue
                 raise SandboxError(
-                    f"The agent in container {made[:12]} ended or did not connect. Does the engine run on "
+                    f"The agent in container {container_id[:12]} ended or did not connect. Does the engine "
+                    f"run on "
                     "this machine, and see its files?"
                 ) from error
         try:
             async with asyncio.timeout(_START_S):
-                await inside.greeted
+                await agent.greeted
         except BaseException as error:
-            inside.close()
+            agent.close()
             if isinstance(error, TimeoutError):
                 raise SandboxError(
-                    f"The agent in container {made[:12]} connected, and then said nothing."
+                    f"The agent in container {container_id[:12]} connected, and then said nothing."
                 ) from error
             raise
-        return inside
+        return agent
 
-    async def _runs(self, made: str) -> bool:
+    async def _runs(self, container_id: str) -> bool:
         try:
-            attributes = await self._engine.call(self._engine.client.inspect_container, made)
+            attributes = await self._engine.call(self._engine.client.inspect_container, container_id)
         except EngineError as error:
             if error.status == 404:
                 return False
             raise
         return bool(attributes["State"]["Running"])
 
-    async def _freeze(self, made: str) -> None:
+    async def _freeze(self, container_id: str) -> None:
         for pause_s in _FREEZE_AGAIN_S:
             try:
-                return await self._once(self._engine.client.pause, made, "already paused")
+                return await self._once(self._engine.client.pause, container_id, "already paused")
             except EngineError as error:
                 if _NOT_FROZEN not in str(error):
                     raise
             await asyncio.sleep(pause_s)
-        return await self._once(self._engine.client.pause, made, "already paused")
+        return await self._once(self._engine.client.pause, container_id, "already paused")
 
-    async def _once(self, do: Callable[[str], None], made: str, done: str) -> None:
+    async def _once(self, do: Callable[[str], None], container_id: str, done: str) -> None:
         """Calls the engine for a change that only works once, such as pausing.
 
         A call is repeated if its answer was lost. `done` is the error that the engine gives for the repeat.
         """
         try:
-            await self._engine.call(do, made)
+            await self._engine.call(do, container_id)
         except EngineError as error:
             if done not in str(error):
                 raise
@@ -322,15 +327,15 @@ class Containers:
     async def _create(self, plan: ContainerPlan, folder: Path, name: str) -> str:
         """Creates a container and returns its id."""
         client = self._engine.client
-        agent = await asyncio.to_thread(agent_binary)
-        host = client.create_host_config(**_host(plan, agent, folder))
+        binary = await asyncio.to_thread(agent_binary)
+        host = client.create_host_config(**_host(plan, binary, folder))
         try:
             answer: Mapping[str, Any] = await self._engine.call(
                 client.create_container,
                 image=plan.image.id,
                 name=name,
                 entrypoint=[_AGENT],
-                command=[f"{_DOOR}/{SOCKET}", WORKSPACE, *plan.folders],
+                command=[f"{_SOCKET_FOLDER}/{SOCKET}", WORKSPACE, *plan.folders],
                 user="0:0",
                 working_dir="/",
                 hostname="sandbox",
@@ -352,43 +357,45 @@ class Containers:
             answer = await self._engine.call(client.inspect_container, name)
         return str(answer["Id"])
 
-    async def _clear(self, made: str) -> None:
+    async def _clear(self, container_id: str) -> None:
         """Removes one of our containers, or remembers it for later if the engine fails."""
         try:
-            await self._discard(made)
-            self._left.discard(made)
+            await self._discard(container_id)
+            self._left.discard(container_id)
         except EngineError as error:
-            self._left.add(made)
-            _log.warning("Container %s could not be removed yet: %s", made[:12], error)
+            self._left.add(container_id)
+            _log.warning("Container %s could not be removed yet: %s", container_id[:12], error)
 
-    async def _discard(self, made: str) -> None:
+    async def _discard(self, container_id: str) -> None:
         """Removes a container and waits until the engine no longer knows it. Raises EngineError."""
         try:
-            await self._engine.call(self._engine.client.remove_container, made, v=True, force=True)
+            await self._engine.call(self._engine.client.remove_container, container_id, v=True, force=True)
         except EngineError as error:
             if error.status == 404:
                 return
             # 409: the engine is removing it already.
             if error.status != 409:
                 raise
-            await self._wait_removed(made)
+            await self._wait_removed(container_id)
 
-    async def _wait_removed(self, made: str) -> None:
+    async def _wait_removed(self, container_id: str) -> None:
         deadline = asyncio.get_running_loop().time() + _REMOVAL_S
         pause_s = 0.01
         while asyncio.get_running_loop().time() < deadline:
             try:
-                await self._engine.call(self._engine.client.inspect_container, made)
+                await self._engine.call(self._engine.client.inspect_container, container_id)
             except EngineError as error:
                 if error.status == 404:
                     return
                 raise
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.25)
-        raise EngineError(f"The Docker engine still removes container {made[:12]} after {_REMOVAL_S:.0f} s.")
+        raise EngineError(
+            f"The Docker engine still removes container {container_id[:12]} after {_REMOVAL_S:.0f} s."
+        )
 
 
-def _host(plan: ContainerPlan, agent: Path, folder: Path) -> dict[str, Any]:
+def _host(plan: ContainerPlan, binary: Path, folder: Path) -> dict[str, Any]:
     """Returns the host configuration of a container. Its files are in memory and count against that limit."""
     types = sdk().types
 
@@ -406,7 +413,7 @@ def _host(plan: ContainerPlan, agent: Path, folder: Path) -> dict[str, Any]:
     tmpfs[WORKSPACE] = f"{disk},mode=0700"
     tmpfs |= dict.fromkeys(plan.folders, f"{disk},mode=0755")
     # Only the folder of the socket is mounted: the agent's connection is the one way in.
-    mounts = [bound(str(agent), _AGENT), bound(str(folder / "door"), _DOOR)]
+    mounts = [bound(str(binary), _AGENT), bound(str(folder / "door"), _SOCKET_FOLDER)]
     mounts += [bound(str(file), path) for file, path in plan.image.accounts]
     return {
         "network_mode": "none",

@@ -261,7 +261,7 @@ class Docker:
             try:
                 await containers.reap()
             except SandboxError as error:
-                _LOG.warning("What dead nodes left could not be looked for: %s", error)
+                _LOG.warning("Containers of dead nodes could not be listed: %s", error)
 
     async def _leave(self) -> None:
         if self._reaping is not None:

@@ -47,7 +47,7 @@ class DockerSandbox:
         self._equipment = equipment
         self._limits = limits
         self._container = container
-        self._meter = Meter(container.inside.pid)
+        self._meter = Meter(container.agent.pid)
         self._files = Workspace(container.root, backend.owner, backend.options.read_mb * _MIB)
         self._listening: RelayListener | None = None
         self._running: set[asyncio.Task[ExecResult]] = set()
@@ -64,7 +64,7 @@ class DockerSandbox:
     @property
     def host_pid(self) -> int:
         """The agent's process id on this machine; 0 if it is unknown."""
-        return self._container.inside.pid
+        return self._container.agent.pid
 
     async def exec(self, cmd: Sequence[str], **options: Unpack[ExecOptions]) -> ExecResult:
         """See `Sandbox.exec`."""
@@ -126,8 +126,8 @@ class DockerSandbox:
         """See `Sandbox.kill_all`."""
         # If the agent is gone, so are all processes. The kill is requested before the container is resumed:
         # the agent must read it before the harness can do anything.
-        if not self._container.inside.gone:
-            await asyncio.gather(self._container.inside.kill_all(), self.resume())
+        if not self._container.agent.gone:
+            await asyncio.gather(self._container.agent.kill_all(), self.resume())
 
     async def pause(self) -> None:
         """See `Sandbox.pause`."""
@@ -164,7 +164,7 @@ class DockerSandbox:
 
     async def serve(self, relay: SandboxRelay, port: int) -> None:
         """Connects loopback port `port` of the sandbox to the proxy."""
-        self._listening = await relay.serve(await self._container.inside.listen(port))
+        self._listening = await relay.serve(await self._container.agent.listen(port))
         self.proxy_url = f"http://127.0.0.1:{port}"
 
     async def _close(self) -> None:
@@ -192,12 +192,12 @@ class DockerSandbox:
         outside: Outside | None,
     ) -> ExecResult:
         """Runs a command; `outside` can be reached exactly while it runs."""
-        inside = self._container.inside
+        agent = self._container.agent
         serving: Serving | None = None
         if outside is not None:
-            serving = await outside.serve(await inside.listen(outside.port))
+            serving = await outside.serve(await agent.listen(outside.port))
         try:
-            return await inside.run(
+            return await agent.run(
                 order, stdin=stdin, max_output=max_output, on_output=on_output, owner=owner
             )
         finally:
@@ -213,12 +213,12 @@ class DockerSandbox:
                 f"{path!r} cannot be collected: it lies in none of the sandbox's folders "
                 f"({', '.join(folders)})."
             )
-        root = await self._container.inside.root(1 + folders.index(folder))
+        root = await self._container.agent.root(1 + folders.index(folder))
         stack.callback(os.close, root)
         return Collected(path, root, PurePosixPath(path).relative_to(folder).parts)
 
     def _open_files(self) -> Workspace:
-        if self._container.root < 0 or self._container.inside.gone:
+        if self._container.root < 0 or self._container.agent.gone:
             raise SandboxError("The sandbox is gone: its container ended or was closed. Open a new one.")
         return self._files
 
@@ -251,8 +251,8 @@ class DockerSandbox:
         for path in readable:
             if not any(Path(path).is_relative_to(each) for each in mounted):
                 raise SandboxError(
-                    f"A command in a container cannot be given {path} any more: name it in the "
-                    "Equipment(readable=...) that the sandbox is opened with."
+                    f"A command in a container cannot read {path}: paths are mounted when the sandbox "
+                    "is opened. Name it in its Equipment(readable=...)."
                 )
 
 
@@ -262,7 +262,7 @@ def _path_of_workspace(container: Container) -> Path:
     The path goes through the agent's `/proc` root, which only root may enter, else through a link to our
     descriptor. Both vanish with the sandbox. A bare `/proc/self/fd/N` would then name another open file.
     """
-    through_agent = Path(f"/proc/{container.inside.pid}/root{WORKSPACE}")
+    through_agent = Path(f"/proc/{container.agent.pid}/root{WORKSPACE}")
     if os.access(through_agent, os.R_OK):
         return through_agent
     link = container.folder / "workspace"

@@ -166,10 +166,10 @@ _NUMBER = re.compile("[0-9]{1,10}")
 def accounts(
     client: Any, image: str, folder: Path, user: int, home: str, labels: Mapping[str, str]
 ) -> tuple[tuple[Path, str], ...]:
-    """Writes the files that name user and group `user` `agent` to `folder`; returns them with their targets.
+    """Writes account files that name the user and group id `user` "agent"; returns each with its path inside.
 
-    Writes only the files that the image needs, and none if the image already knows the user. Blocks; raises
-    what the engine's client raises.
+    Writes to `folder` only the files that the image needs, and none if the image already knows the user.
+    Blocks; raises the errors of the engine's client.
     """
     made = _made(client, image, f"harnessgym-accounts-{folder.parent.parent.name}-{folder.name}", labels)
     try:

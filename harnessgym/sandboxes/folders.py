@@ -64,8 +64,8 @@ def check_collected(paths: Sequence[str], folders: Sequence[str]) -> None:
         if folder_of(str(_absolute(path)), folders) is None:
             there = ", ".join(folders) or "it has none"
             raise TaskError(
-                f"What a task collects lies in a folder of its own beside the workspace ({there}); {path} "
-                "does not."
+                f"A task collects only paths in its folders beside the workspace ({there}); {path} is in "
+                "none of them."
             )
 
 

@@ -47,7 +47,7 @@ class Spares:
         try:
             await self._containers.resume(thing)
             # A health check: an agent that has died while it was paused does not answer.
-            os.close(await thing.inside.root())
+            os.close(await thing.agent.root())
         except SandboxError as error:
             if isinstance(error, EngineError) and not error.status:
                 raise

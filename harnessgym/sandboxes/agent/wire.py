@@ -1,7 +1,7 @@
-"""The agent inside a container, seen from the node: its program, and what the two say to each other.
+"""The node's side of the agent in a container: compiles its program, packs and parses the packets.
 
-The program is compiled once on this machine and kept by the hash of its source. The structs here are the
-node's half of `agent.h`.
+The program is compiled once on this machine and cached by the hash of its source. The structs here mirror
+those in `agent.h`.
 """
 
 import fcntl
@@ -21,7 +21,8 @@ from harnessgym.errors import SandboxError
 
 VERSION = 1
 Operation = Literal["X", "R", "L", "K", "E"]
-"""Start a command, give a folder, open a listener, kill everyone, kill everyone and exit."""
+"""X: start a command. R: send a descriptor of a folder. L: open a listener. K: kill every process. E: kill
+every process and exit."""
 _REQUEST = struct.Struct("=3I")
 _REPLY = struct.Struct("=2Ii")
 _HEAD = struct.Struct("=6I2Q")
@@ -35,7 +36,7 @@ HELLO = ord("H")
 
 @dataclass(frozen=True, slots=True)
 class ExecRequest:
-    """One command, with everything that is only its own."""
+    """One command, with its environment, folder, user and limits."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
@@ -46,7 +47,7 @@ class ExecRequest:
     file_bytes: int = 0
     """Largest file; 0 leaves it unlimited."""
     programs: Sequence[str] = ()
-    """What to start, the first that is there; empty is `argv[0]`."""
+    """Programs to try in order: the first that exists is started. If empty, `argv[0]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,8 @@ class ExecReport:
     """How a command ended."""
 
     kind: str
-    """`exited`; `killed` with everyone else; `lost` when its supervisor was; `cancelled` before it was
-    ordered."""
+    """`exited`; `killed` with all other processes; `lost`, because its supervisor was killed; `cancelled`
+    before its request arrived."""
     code: int | None
     signal: int | None
     timed_out: bool
@@ -83,9 +84,7 @@ def parse_reply(packet: bytes) -> AgentReply:
 
 
 def pack_order(order: ExecRequest) -> bytes:
-    """The bytes of an order, ready for its channel. Raises SandboxError for a string that no process can
-    be given.
-    """
+    """The bytes to send on a command's channel. Raises SandboxError for a string with a NUL byte."""
     programs = order.programs or order.argv[:1]
     variables = [f"{name}={value}" for name, value in order.env.items()]
     body = b"".join(_string(each) for each in (order.cwd, *programs, *order.argv, *variables))
@@ -116,7 +115,7 @@ def _string(text: str) -> bytes:
     data = os.fsencode(text)
     if b"\0" in data:
         raise SandboxError(
-            "A command's argument, folder or variable holds a NUL, which no process can be given: "
+            "A command's argument, folder or variable contains a NUL byte, which no process can be given: "
             f"{text[:80]!r}."
         )
     return _LENGTH.pack(len(data) + 1) + data + b"\0"
@@ -128,9 +127,11 @@ _COMPILERS = ("cc", "gcc", "clang", "musl-gcc")
 
 
 def agent_binary(cache: Path | None = None) -> Path:
-    """The static program, from `cache` (default: `~/.cache/harnessgym/agent`), else compiled there first.
+    """Path of the agent's static program in `cache` (default: `~/.cache/harnessgym/agent`).
 
-    However many ask at a time, one compiles. Raises SandboxError that says what is missing.
+    Compiles it if missing.
+
+    A file lock makes concurrent callers compile it once. Raises SandboxError if it cannot be compiled.
     """
     folder = cache or Path.home() / ".cache" / "harnessgym" / "agent"
     program = folder / f"agent-{_fingerprint()}"
@@ -165,7 +166,7 @@ def _compile(program: Path) -> None:
     if used is None:
         raise SandboxError(
             "The sandbox agent must be compiled once, and this machine has no C compiler. Install one "
-            f"(`apt-get install gcc libc6-dev`), or copy {program} from a machine that has made it."
+            f"(`apt-get install gcc libc6-dev`), or copy {program} from a machine that compiled it."
         )
     with tempfile.TemporaryDirectory(dir=program.parent) as folder:
         made = Path(folder) / "agent"
@@ -174,7 +175,7 @@ def _compile(program: Path) -> None:
         if done.returncode != 0:
             raise SandboxError(
                 f"{used} could not compile the sandbox agent. It needs a static C library and the kernel's "
-                "headers (`apt-get install libc6-dev linux-libc-dev`). It said: "
+                "headers (`apt-get install libc6-dev linux-libc-dev`). The compiler's output: "
                 f"{done.stderr[-2000:].strip()}"
             )
         made.chmod(0o755)
