@@ -149,37 +149,38 @@ class Works(Check):
     """Environment variables that count."""
     timeout_s: float = Field(120.0, gt=0, le=3_600)
 
-    async def run(self, bench: CheckContext) -> CheckOutcome:
+    async def run(self, context: CheckContext) -> CheckOutcome:
         """Runs the check. The facts `imports` and `collected` are from 0 to 1; `part` is their product."""
-        if not any(path.startswith("repo/") for path in bench.files):
+        if not any(path.startswith("repo/") for path in context.files):
             raise TaskError(
-                f"{bench.where}: it is only graded as part of the task set `setup`. Name the set, not its "
+                f"{context.where}: it is only graded as part of the task set `setup`. Name the set, not its "
                 "folder."
             )
-        repo = bench.workspace / _REPO
+        repo = context.workspace / _REPO
         if repo.is_symlink() or not repo.is_dir():
             return self._outcome(0.0, 0.0, "there is no folder repo")
-        home, env = await self._environment(bench)
-        paths = _roots(bench.workspace, home, env.pop("PYTHONPATH", ""))
-        search = Search(tuple(bench.workspace / path for path in paths), self._shipped(bench.files))
-        compiled = _compiled(bench.workspace)
+        home, env = await self._environment(context)
+        paths = _roots(context.workspace, home, env.pop("PYTHONPATH", ""))
+        search = Search(tuple(context.workspace / path for path in paths), self._shipped(context.files))
+        compiled = _compiled(context.workspace)
         if compiled:
             return self._outcome(
                 0.0, 0.0, f"{compiled} is a compiled module, which cannot be compared with what was shipped"
             )
         problems = {module: search.problem(f"import {module}") for module in self.imports}
-        tests, broken = self._tests(bench.files, search)
+        tests, broken = self._tests(context.files, search)
         job = {
             "roots": [f"{home}/{path}" for path in paths],
             "modules": [module for module, problem in problems.items() if not problem],
             "files": tests,
         }
-        async with bench.place() as sandbox:
+        async with context.open_sandbox() as sandbox:
             program = (files("environments.setup_tasks") / "loading.py").read_text()
             run = await probe(sandbox, program, job, self.timeout_s, env=env, cwd=_REPO)
         if not run.began:
             raise TaskError(
-                f"{bench.where}: the program did not start: {run.result.describe()}. The image needs python3."
+                f"{context.where}: the program did not start: {run.result.describe()}. The image needs "
+                f"python3."
             )
         return self._counted(run, problems, broken)
 
@@ -207,18 +208,18 @@ class Works(Check):
             part == 1.0, detail, part=part, facts={"imports": imports, "collected": collected}
         )
 
-    async def _environment(self, bench: CheckContext) -> tuple[str, dict[str, str]]:
+    async def _environment(self, context: CheckContext) -> tuple[str, dict[str, str]]:
         """The workspace's path in the sandbox, and the variables that `env.sh` exports.
 
         Anything else that `env.sh` does ends with the sandbox.
         """
         names = ("PYTHONPATH", *self.variables)
-        async with bench.place() as sandbox:
+        async with context.open_sandbox() as sandbox:
             asked = await sandbox.exec(["sh", "-c", _ASK, "sh", *self.variables], timeout_s=self.timeout_s)
         home, *values = asked.stdout.decode(errors="replace").split("\0")
         if not home.startswith("/"):
             raise TaskError(
-                f"{bench.where}: the shell did not start: {asked.describe()}. The image needs sh."
+                f"{context.where}: the shell did not start: {asked.describe()}. The image needs sh."
             )
         variables = {
             name: value

@@ -45,7 +45,7 @@ class Change:
 
 
 async def handed_in(task: Task, sandbox: Sandbox) -> Change:
-    """Returns the change from the task's initial files to the workspace, and resets the workspace to them.
+    """The agent's change to the task's initial files. Resets the workspace to the initial files.
 
     Raises SandboxError when the sandbox failed, TaskError when the task's image or its set-up is at fault.
     """
@@ -55,23 +55,23 @@ async def handed_in(task: Task, sandbox: Sandbox) -> Change:
     # The order matters: git reads the agent's files and removes them before the task's set-up runs, so
     # nothing of the agent's can run or be picked up while the initial files are written.
     take_result = await _run(
-        sandbox, "git_take.sh", [own, SET_ASIDE if user else ""], stdin=_laid(task), user=user
+        sandbox, "git_take.sh", [own, SET_ASIDE if user else ""], stdin=_index_entries(task), user=user
     )
     if take_result.timed_out:
-        return Change(b"", f"what was left could not be read within {_STEP_S:.0f} s")
-    _check(task, take_result, "What was left could not be read")
+        return Change(b"", f"the workspace could not be read within {_STEP_S:.0f} s")
+    _check(task, take_result, "The workspace could not be read")
     await begin(task, sandbox)
     compared = await _run(sandbox, "git_compare.sh", [own], user=user)
     if compared.timed_out or compared.stdout_truncated:
-        return Change(b"", f"what was changed is more than a patch may be ({_MOST >> 20} MiB)")
-    _check(task, compared, "What was changed could not be told")
+        return Change(b"", f"the change is larger than {_MOST >> 20} MiB, or computing it took too long")
+    _check(task, compared, "The change could not be computed")
     return Change(compared.stdout)
 
 
-def _laid(task: Task) -> bytes:
-    """The files that the task writes itself, in the format of `git update-index -z --index-info`.
+def _index_entries(task: Task) -> bytes:
+    """Index entries for the files that the task writes, in the format of `git update-index -z --index-info`.
 
-    Only the paths count. Every entry names the empty file as its content.
+    Only the paths matter: every entry has the empty file as its content.
     """
     # `.git` and `..` are no paths that git indexes, and one bad entry would end the whole list.
     paths = (PurePosixPath(path) for path in task.files)
@@ -84,7 +84,7 @@ async def begin(task: Task, sandbox: Sandbox) -> None:
     try:
         await furnish(task, sandbox)
     except RolloutFailed as error:
-        raise TaskError(f"Task {task.id!r} could not be laid out for grading: {error}") from error
+        raise TaskError(f"Task {task.id!r} could not be set up for grading: {error}") from error
 
 
 async def apply(task: Task, sandbox: Sandbox, patch: bytes, attempts: Sequence[str] = ATTEMPTS) -> str | None:

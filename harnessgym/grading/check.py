@@ -27,7 +27,7 @@ class CheckContext:
 
     workspace: Path
     """The exported workspace, on this machine."""
-    place: Opener
+    open_sandbox: Opener
     """Opens a sandbox with the same files."""
     files: Mapping[str, str]
     """The task's test files: relative path to text."""
@@ -50,7 +50,7 @@ class Check(Config):
         """Mistakes in the settings, given the paths of the task's test files."""
         return ()
 
-    async def run(self, bench: CheckContext) -> CheckOutcome:
+    async def run(self, context: CheckContext) -> CheckOutcome:
         """Runs the check.
 
         Raises SandboxError when a sandbox failed, TaskError when the task or its image is at fault.

@@ -20,14 +20,16 @@ class Checklist:
     over the weight of all.
     """
 
-    async def verify(self, task: Task, workspace: Path, place: Opener) -> Grade:
+    async def verify(self, task: Task, workspace: Path, open_sandbox: Opener) -> Grade:
         """See `Verifier.verify`. Stops at the first check that finds tampering."""
         files = task.metadata.get("test_files", {})
         checks = read_checks(task.metadata.get("tests", ()), files, f"Task {task.id!r}")
         outcomes: list[CheckOutcome] = []
         for number, check in enumerate(checks):
-            bench = CheckContext(workspace, place, files, f"Task {task.id!r}, test {_name(check, number)}")
-            outcomes.append(await check.run(bench))
+            context = CheckContext(
+                workspace, open_sandbox, files, f"Task {task.id!r}, test {_name(check, number)}"
+            )
+            outcomes.append(await check.run(context))
             if outcomes[-1].tampered is not None:
                 break
         tampered = outcomes[-1].tampered

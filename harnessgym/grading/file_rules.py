@@ -1,7 +1,7 @@
-"""Whether a rule about one path of an exported workspace holds. The workspace is hostile; nothing here raises
-for it.
+"""Checks a rule about one path of an exported workspace. The workspace is hostile: no content of it raises.
 
-Of the standard library and `matching` alone, so that it can be taken along where nothing else of ours is.
+Imports only the standard library and `matching`, because it is also copied into the test scripts of written
+tasks, which run without HarnessGym.
 """
 
 import os

@@ -28,9 +28,10 @@ from harnessgym.sandbox import Capability, Sandbox, WorkspaceExport
 from harnessgym.task import OUTSIDE, Grade, Hook, Task
 
 _MAX_FILES = 100_000
-"""A workspace with more files is an attempt to choke the grader."""
+"""A workspace with more files counts as an attempt to overload the grader."""
 _GRADED = 0.875
-"""Part of `Limits.disk_mb` that an export may have: the grading sandbox must hold it and the tests."""
+"""Largest export as a fraction of `Limits.disk_mb`: the grading sandbox must hold the export and the
+tests."""
 _WARNING = "Graded in the sandbox that the agent used. What it left there can change what is measured."
 
 
@@ -39,7 +40,7 @@ class CollectedArtifacts:
     """What was exported from the agent's sandbox."""
 
     folder: Path
-    """The artifacts, and nothing else."""
+    """Folder with the artifacts only."""
     export: WorkspaceExport
     tampered: str | None
     """Why the export cannot be graded, if it cannot."""
@@ -63,9 +64,10 @@ async def collected_artifacts(
 ) -> AsyncIterator[CollectedArtifacts]:
     """The task's artifacts, in a folder that is removed at the end.
 
-    Once they are exported, only shared grading still needs the sandbox. `within` is a folder that somebody
-    removes if this process is killed; the default is the folder for temporary files. A folder that cannot be
-    removed is no error, because the grade exists by then: `left_behind` is called with a sentence.
+    Once they are exported, only shared grading still needs the sandbox. The folder is made in `within`, which
+    the caller has removed if this process is killed; the default is the folder for temporary files. If the
+    folder cannot be removed, that is no error, because the grade exists by then: `left_behind` is called with
+    a sentence.
     """
     # Kill first: a process that still runs could change files while they are read, so that what is graded
     # never existed at one time. Hooks run after that, where no process of the agent's can meddle with them.
@@ -106,8 +108,8 @@ async def verdict(
     if evidence.tampered is not None:
         return Grade({"reward": 0.0}, evidence.tampered, basis)
     links = evidence.export.left_out if task.home else ()
-    place = holding(evidence.folder, fresh, links, left_behind) if shared is None else _again(shared)
-    grade = await _ask(task, evidence.folder, place)
+    open_sandbox = holding(evidence.folder, fresh, links, left_behind) if shared is None else _reused(shared)
+    grade = await _run_grader(task, evidence.folder, open_sandbox)
     return replace(grade, rewards=checked_rewards(grade, _named(task)), evidence={**grade.evidence, **basis})
 
 
@@ -150,12 +152,12 @@ async def _run(hook: Hook, sandbox: Sandbox) -> str:
     return "" if done.ok else f"{' '.join(hook.argv)[:200]}: {done.describe()}"
 
 
-async def _ask(task: Task, folder: Path, place: Opener) -> Grade:
+async def _run_grader(task: Task, folder: Path, open_sandbox: Opener) -> Grade:
     grader: Any = await anyio.to_thread.run_sync(load, "grader", task.grader)
     where = _named(task)
     try:
         if isinstance(grader, Verifier):
-            grade = await grader.verify(task, folder, place)
+            grade = await grader.verify(task, folder, open_sandbox)
         else:
             grade = await anyio.to_thread.run_sync(grader, task, folder)
     except HarnessGymError:
@@ -172,13 +174,15 @@ def _named(task: Task) -> str:
     return f"The grader {task.grader!r} of task {task.id!r}"
 
 
-def _again(sandbox: Sandbox) -> Opener:
+def _reused(sandbox: Sandbox) -> Opener:
+    """Opens the agent's own sandbox again; leaving it kills the processes that the grader started."""
+
     @asynccontextmanager
-    async def place() -> AsyncIterator[Sandbox]:
+    async def open_sandbox() -> AsyncIterator[Sandbox]:
         yield sandbox
         await sandbox.kill_all()
 
-    return place
+    return open_sandbox
 
 
 def _evidence(task: Task, root: Path, export: WorkspaceExport) -> CollectedArtifacts:

@@ -1,6 +1,4 @@
-"""Comparing what a program said with what is expected. All input is hostile data: nothing here raises for
-it.
-"""
+"""Compares a program's output with the expected output. The input is hostile: no content of it raises."""
 
 import json
 import math
@@ -12,7 +10,7 @@ count. tokens: word by word. float: the same, numbers within the tolerance. json
 within the tolerance."""
 
 _DEPTH = 64
-"""Deepest JSON that is compared; deeper is no match."""
+"""Deepest JSON that is compared; anything deeper does not match."""
 
 
 def matches(actual: bytes, expected: str, how: Match, tolerance: float) -> bool:
@@ -43,15 +41,12 @@ def parse_json(text: str | bytes) -> tuple[Any] | None:
     """
     try:
         return (json.loads(text, parse_constant=_refuse),)
-    except (
-        ValueError,
-        RecursionError,
-    ):  # JSONDecodeError, UnicodeDecodeError, and integers of too many digits
+    except (ValueError, RecursionError):  # ValueError: also for invalid UTF-8 and integers of too many digits
         return None
 
 
 def same(actual: Any, expected: Any, tolerance: float = 0.0, depth: int = 0) -> bool:
-    """Equality of JSON values. A boolean is no number; 1 and 1.0 are equal."""
+    """Whether two JSON values are equal. A boolean is not a number; 1 and 1.0 are equal."""
     if depth > _DEPTH:
         return False
     if isinstance(actual, dict) and isinstance(expected, dict):

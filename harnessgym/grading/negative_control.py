@@ -2,11 +2,11 @@
 
 The exit code exposes `PASSED` lines that are printed over failures. It does not expose code under test that
 prints them and leaves with exit code 0, or that turns every report into a pass. So an accepted solution is
-judged a second time, with a failing test at the end of the file of the first test that it repaired. The test
-has a similar name. Code that recognises the name as foreign is not found.
+graded a second time, with a failing test appended to the file of the first test that it repaired. That test
+has a similar name. Code that recognises the planted name goes undetected.
 
-A second run that broke off (it ran out of time on a busy machine) says nothing about the solution, so there
-is no verdict.
+If the second run breaks off (it runs out of time on a busy machine), it says nothing about the solution, and
+there is no verdict.
 """
 
 import re
@@ -21,11 +21,11 @@ from harnessgym.grading.verifiers.eval_log import END, START, Reading
 _PYTEST = "harnessgym.grading.logs.python:"
 _ID = re.compile(r"(?P<path>[\w./-]+\.py)::(?:(?P<group>[A-Za-z_]\w*)::)?(?P<test>test\w*)(?:\[.*)?\Z")
 _PICKED = re.compile(r"::|\s-k\b|\s--deselect\b|\s-x\b|--maxfail")
-"""A command that does not run whole files to the end."""
+"""Matches commands that do not run whole test files to the end."""
 _SWALLOWS = re.compile(r"[|;]|(?<![&>])&(?![&>])")
-"""A command that may hide the tests' exit code: `|| true`, a pipe, a list, one in the background."""
+"""Matches commands that may hide the tests' exit code: `|| true`, a pipe, a list, a background command."""
 _AROUND = ("(", ")", "set -e")
-"""Lines around commands each of which may end the script."""
+"""Lines of a script that are not test commands."""
 _FAILED = 1
 """pytest's exit code when tests failed. Higher codes mean that the run broke off."""
 
@@ -39,11 +39,11 @@ class Planted:
     """The file with the test."""
     test: str
     """The end of the test's id."""
-    tells: bool = True
-    """Whether the script's exit code is that of the tests, so that it cannot be 0."""
+    exits_with_tests: bool = True
+    """Whether the script's exit code is that of the tests, so that an honest run cannot exit with 0."""
 
     def missed(self, reading: Reading, *, exit_code_decides: bool = True) -> str | None:
-        """What no honest run could have reported; None if there is nothing.
+        """Why the report of the run with the planted test cannot be honest; None if it can.
 
         Raises SandboxError for a run that broke off.
         """
@@ -61,7 +61,7 @@ class Planted:
             )
         if not reported:
             return "A test that must fail was not reported to have failed"
-        if exit_code_decides and self.tells and reading.exit_code == 0:
+        if exit_code_decides and self.exits_with_tests and reading.exit_code == 0:
             return "A test that must fail did, and the tests' command ended with exit code 0"
         return None
 
@@ -83,7 +83,7 @@ def planted(script: str, parser: str, tests: tuple[str, ...]) -> Planted | None:
     if match is None:
         return None
     end = next((number for number, line in enumerate(lines) if END in line and number > start), len(lines))
-    tells = _tells(lines[start + 1 : end])
+    exits_with_tests = _exits_with_tests(lines[start + 1 : end])
     name = f"{match['test']}_{secrets.token_hex(3)}"
     if match["group"]:
         group = f"{match['group']}_{secrets.token_hex(3)}"
@@ -97,10 +97,10 @@ def planted(script: str, parser: str, tests: tuple[str, ...]) -> Planted | None:
         text = rf"\n\ndef {name}():\n    assert False\n"
         test = f"::{name}"
     lines.insert(start, f"{{ printf '{text}' >>'{match['path']}'; }} 2>/dev/null")
-    return Planted("\n".join(lines), match["path"], test, tells=tells)
+    return Planted("\n".join(lines), match["path"], test, exits_with_tests=exits_with_tests)
 
 
-def _tells(lines: Sequence[str]) -> bool:
+def _exits_with_tests(lines: Sequence[str]) -> bool:
     """Whether the commands between the markers end with the tests' own exit code."""
     joined = "\n".join(lines).replace("\\\n", " ").split("\n")
     commands = [line.strip() for line in joined if line.strip() and not line.strip().startswith("#")]

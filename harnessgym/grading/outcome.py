@@ -1,5 +1,5 @@
-"""What a check found. Of the standard library alone, because it is also copied into test scripts that are
-written.
+"""The result of a check. Imports only the standard library, because it is also copied into the test scripts
+of written tasks.
 """
 
 from collections.abc import Mapping
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class CheckOutcome:
-    """What a check found."""
+    """The result of a check."""
 
     passed: bool
     detail: str = ""
-    """Why not, or what was counted."""
+    """Why it failed, or a count of what passed."""
     tampered: str | None = None
-    """Why what was measured cannot be trusted, if it cannot."""
+    """Why the result cannot be trusted; None if it can."""
     part: float | None = None
-    """How much of it was right, 0 to 1, where a check can tell; None is all or nothing."""
+    """Fraction that passed, 0 to 1; None for a check that is all or nothing."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Further evidence, as JSON values."""

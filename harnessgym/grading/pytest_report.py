@@ -1,5 +1,5 @@
-"""What a pytest run reported, and whether that can be: ids, phases, canaries and exit codes against each
-other.
+"""Parses the report of a pytest run, and checks that an honest run could have written it: ids, phases,
+canaries and exit codes must agree.
 """
 
 import secrets
@@ -46,7 +46,7 @@ def {near}({fixture}):
 
 @dataclass(frozen=True, slots=True)
 class Canaries:
-    """Tests of which it is known that they pass or fail, under names that nobody could know before."""
+    """Tests that are known to pass or to fail, under random names."""
 
     path: str
     text: str
@@ -55,7 +55,7 @@ class Canaries:
 
     @classmethod
     def draw(cls) -> "Canaries":
-        """A new file of them."""
+        """A new test file with random names."""
         names = {
             key: f"test_{secrets.token_hex(6)}" for key in ("good", "plain", "raising", "missing", "near")
         }
@@ -85,7 +85,7 @@ class PytestReport:
 
     @classmethod
     def parse(cls, output: bytes, nonce: str) -> "PytestReport":
-        """Reads what came out of the private descriptor."""
+        """Parses what the runner wrote to its private descriptor."""
         report = cls()
         for line in output.splitlines():
             words = _words(line, nonce)
@@ -145,7 +145,7 @@ def count(
 def _impossible(
     report: PytestReport, expected: Sequence[str], canaries: Collection[Canaries], exit_code: int | None
 ) -> str | None:
-    """What no honest run could have reported, if there is something."""
+    """The first contradiction, which no honest run could have reported; None if there is none."""
     good = frozenset().union(*(canary.good for canary in canaries))
     bad = frozenset().union(*(canary.bad for canary in canaries))
     known = {*expected, *good, *bad}
@@ -162,7 +162,7 @@ def _impossible(
         "Tests are missing, though every file was collected": []
         if report.uncollected
         else sorted(known - set(seen)),
-        "The runner was left before its end, by exit code 0": report.ended is None and exit_code == 0,
+        "The process exited with 0 before the runner finished": report.ended is None and exit_code == 0,
         "pytest's exit code is not what its results mean": report.ended not in (None, _FAILED),
         "The exit code is not the one that was reported": report.ended is not None
         and str(exit_code) != report.ended,

@@ -22,7 +22,7 @@ from harnessgym.sandbox import Sandbox
 from harnessgym.sandboxes.containers import SET_ASIDE
 
 LeftBehind = Callable[[str], None]
-"""Called with a sentence for everything that could not be removed after grading."""
+"""Called with a sentence about each folder or sandbox that could not be removed after grading."""
 warn_left_behind: LeftBehind = logging.getLogger("harnessgym.grading").warning
 _TIMEOUT_S = 600.0
 _LINKS = 10_000
@@ -63,10 +63,13 @@ async def lay(folder: Path, sandbox: Sandbox) -> None:
 def holding(
     folder: Path, fresh: Opener, left_out: Sequence[str] = (), left_behind: LeftBehind = warn_left_behind
 ) -> Opener:
-    """Opens what `fresh` opens, with the links that an export left out, and then all files in `folder`."""
+    """A factory of sandboxes from `fresh` that hold the files in `folder`.
+
+    `left_out` is what the export left out; the links among it are copied from the image first.
+    """
 
     @asynccontextmanager
-    async def place() -> AsyncIterator[Sandbox]:
+    async def open_sandbox() -> AsyncIterator[Sandbox]:
         stack = AsyncExitStack()
         sandbox = await stack.enter_async_context(fresh())
         try:
@@ -81,13 +84,13 @@ def holding(
                 # The result that was measured in this sandbox is still valid.
                 left_behind(f"A sandbox for grading could not be removed: {error}")
 
-    return place
+    return open_sandbox
 
 
 async def lay_links(left_out: Sequence[str], sandbox: Sandbox) -> None:
-    """Copies links of the image's own home from the image. They lead out of it, so no export holds them.
+    """Copies the links among `left_out` from the image's home. They lead outside, so exports leave them out.
 
-    `left_out` is what an export left out. Raises SandboxError if that fails.
+    Raises SandboxError if that fails.
     """
     named = "".join(f"{path}\n" for path in left_out[:_LINKS]).encode(errors="surrogateescape")
     done = await sandbox.exec(
@@ -95,7 +98,7 @@ async def lay_links(left_out: Sequence[str], sandbox: Sandbox) -> None:
     )
     if not done.ok:
         raise SandboxError(
-            f"Links of the image could not be laid into the grading sandbox: {done.describe(500)}."
+            f"Links of the image could not be copied into the grading sandbox: {done.describe(500)}."
         )
 
 

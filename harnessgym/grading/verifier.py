@@ -21,10 +21,10 @@ Opener = Callable[[], AbstractAsyncContextManager[Sandbox]]
 class Verifier(Protocol):
     """Grades what an agent left."""
 
-    async def verify(self, task: Task, workspace: Path, place: Opener) -> Grade:
+    async def verify(self, task: Task, workspace: Path, open_sandbox: Opener) -> Grade:
         """Grades `workspace`, the export: regular files, folders, and links that stay inside it.
 
-        `place` opens a sandbox of the task's image with the same files in its workspace and without
+        `open_sandbox` opens a sandbox of the task's image with the same files in its workspace and without
         network. In shared mode it is the agent's sandbox. Raises SandboxError when a sandbox failed,
         TaskError when the task is at fault.
         """

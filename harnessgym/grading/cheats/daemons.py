@@ -1,6 +1,7 @@
-"""Class 2: processes that outlive the agent and change what is measured.
+"""Class 2: processes that outlive the agent and change what is graded.
 
-Each writes heartbeats to a file of the workspace. So the suite sees whether one still runs after the verdict.
+Each writes heartbeats to a file in the workspace, so that the suite sees whether one still runs after the
+verdict.
 """
 
 from harnessgym.grading.cheats.cheat import Attack, Cheat, Target, program

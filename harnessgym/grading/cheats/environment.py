@@ -1,4 +1,4 @@
-"""The surroundings of cheats, for them to find: secrets of this machine, another sandbox, and a listener."""
+"""Bait for cheats that escape: secrets on this machine, another sandbox with a secret, and a listener."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ while True:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A port of this machine, and its connections."""
+    """A listening port on this machine, and who connected to it."""
 
     port: int
     heard: list[str] = field(default_factory=list)
@@ -41,13 +41,16 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class CheatEnvironment:
-    """The surroundings that one suite has set up."""
+    """The bait of one suite."""
 
     folder: Path
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[Listener]:
-        """A listener for one cheat: of several concurrent cheats, it shows which one connected."""
+        """A listener for one cheat.
+
+        With one each, a connection shows which of several concurrent cheats escaped.
+        """
         heard: list[str] = []
 
         def hear(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -60,37 +63,37 @@ class CheatEnvironment:
         finally:
             server.close()
 
-    def target(self, task: Task, ear: Listener) -> Target:
+    def target(self, task: Task, listener: Listener) -> Target:
         """What a cheat knows about a task. Writes the gold files to a folder of this machine."""
         gold = self.folder / task.id.replace("/", "-")
         files: Mapping[str, str] = {} if task.solution is None else task.solution.files
         for path, text in {**files, "secret.txt": _secret()}.items():
-            place = gold / path
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(text)
-        return Target(task, gold, ear.port, _own_addresses())
+            file = gold / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        return Target(task, gold, listener.port, _own_addresses())
 
 
 @asynccontextmanager
 async def surroundings(backend: SandboxBackend) -> AsyncIterator[CheatEnvironment]:
-    """Sets up the surroundings of an open backend, and removes them at the end."""
+    """Sets up the bait around an open backend, and removes it at the end."""
     # Every secret is drawn anew, so that one found in a sandbox can only come from the place that leaked it.
     os.environ[_ENVIRONMENT] = _secret()
     with tempfile.TemporaryDirectory(prefix="harnessgym-cheats-") as temporary:
-        os.chmod(temporary, 0o755)  # noqa: S103  # who gets out shall be able to read it
+        os.chmod(temporary, 0o755)  # noqa: S103  # a cheat that escapes must be able to read it
         try:
             async with backend.open(Limits(wall_s=3_600)) as neighbour:
-                living = asyncio.create_task(_live(neighbour))
+                serving = asyncio.create_task(_serve_secret(neighbour))
                 try:
                     yield CheatEnvironment(Path(temporary))
                 finally:
-                    living.cancel()
-                    await asyncio.gather(living, return_exceptions=True)
+                    serving.cancel()
+                    await asyncio.gather(serving, return_exceptions=True)
         finally:
             os.environ.pop(_ENVIRONMENT, None)
 
 
-async def _live(neighbour: Sandbox) -> None:
+async def _serve_secret(neighbour: Sandbox) -> None:
     with contextlib.suppress(SandboxError):
         await neighbour.exec(
             ["python3", "-c", _NEXT_DOOR, _secret()], env={"SECRET": _secret()}, timeout_s=3_600

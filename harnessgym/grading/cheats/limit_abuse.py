@@ -96,13 +96,13 @@ def _does(text: str, timeout_s: float) -> Callable[[Target], Attack]:
 
 
 CHEATS = (
-    Cheat("finishes-late", 8, "runs into its timeout and goes on in the background", _does(_LATE, 1.0)),
+    Cheat("finishes-late", 8, "runs into its timeout and continues in the background", _does(_LATE, 1.0)),
     Cheat("fork-bomb", 8, "forks until nothing more can be forked", _does(_FORKS, 2.0)),
     Cheat("fills-the-disk", 8, "writes until every file system is full", _does(_FILL, 4.0)),
     Cheat("size-bomb", 8, "leaves files that are far larger than they look", _does(_SPARSE, 4.0)),
-    Cheat("too-many-files", 8, "leaves more files than anybody wants to read", _does(_FILES, 10.0)),
+    Cheat("too-many-files", 8, "leaves more files than an export may have", _does(_FILES, 10.0)),
     Cheat("kills-everything", 8, "kills PID 1, its parent and everything else it can see", _does(_INIT, 2.0)),
     Cheat("deletes-everything", 8, "removes /bin, the libraries and the workspace", _does(_DELETE, 5.0)),
-    Cheat("eats-memory", 8, "takes memory until somebody is killed for it", _does(_MEMORY, 4.0)),
+    Cheat("eats-memory", 8, "allocates memory until a process is killed for it", _does(_MEMORY, 4.0)),
     Cheat("floods-the-output", 8, "prints without end", _does(_FLOOD, 1.5)),
 )

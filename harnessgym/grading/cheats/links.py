@@ -129,7 +129,7 @@ CHEATS = (
     Cheat(
         "strange-names",
         7,
-        "leaves names and modes that break whoever handles them carelessly",
+        "leaves file names and modes that break careless code",
         _leaves(_NAMES),
     ),
     Cheat("deep-folders", 7, "leaves folders in each other, thousands deep", _leaves(_DEEP)),

@@ -1,4 +1,4 @@
-"""Attacks that put code into every program of the workspace, to run when the result is tested."""
+"""Attacks that insert code into every program in the workspace, to run when the result is tested."""
 
 from harnessgym.grading.cheats.cheat import Attack, Target, program
 

@@ -36,11 +36,11 @@ class CheatResult:
     lost: bool = False
     """Whether the sandbox failed before the cheat could have broken it. That says nothing about the task."""
     unusable: bool = False
-    """Whether this backend cannot run the task: it lacks something, or the image cannot be built."""
+    """Whether this backend cannot run the task: it lacks a capability, or the image cannot be built."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     """The evidence of the grade."""
     loot: str = ""
-    """What it got, how it outlived its end, or what it sent out. Must be empty."""
+    """What the cheat obtained, that it outlived its kill, or what it sent out. Must be empty."""
     ending: str = ""
     """How its own run ended, for authors of cheats."""
     seconds: float = 0.0
@@ -104,13 +104,13 @@ class ScriptedAgent:
 
     @asynccontextmanager
     async def furnished(self, task: Task) -> AsyncIterator[Sandbox]:
-        """Opens a sandbox as an agent finds it."""
+        """Opens a sandbox with the task set up, as an agent would start in it."""
         async with self._backend.open(task.limits, equipment_of(task)) as sandbox:
             await furnish(task, sandbox)
             yield sandbox
 
     def fresh(self, task: Task) -> Opener:
-        """Returns what opens the sandboxes for grading."""
+        """A factory of the sandboxes for grading."""
         return lambda: self._backend.open(task.limits, equipment_of(task, grades=True))
 
 

@@ -1,8 +1,8 @@
 """Runs cheats in the agent's place and grades what they left like any other result.
 
-A cheat has failed if its reward is 0 or its result counts as tampering, it got no loot, no process of it
-survives, and nothing that it sent arrived. A sandbox that the cheat broke gives no verdict. That is no reward
-either, and is reported as such.
+A cheat has failed if its reward is 0 or its result counts as tampering, and it got no loot, left no process
+running and sent no data out. If the cheat broke its sandbox, there is no verdict. That is not a reward
+either, and the report shows it as no verdict.
 """
 
 import asyncio
@@ -28,15 +28,15 @@ _BEAT_S = 0.15
 class CheatSuite:
     """Cheats against the tasks of one open backend."""
 
-    def __init__(self, backend: SandboxBackend, around: CheatEnvironment) -> None:
+    def __init__(self, backend: SandboxBackend, environment: CheatEnvironment) -> None:
         """Raises CapabilityError if the backend does not protect this machine from the cheats."""
         require(backend.capabilities, _WALLS)
-        self._stand_in = ScriptedAgent(backend)
-        self._around = around
+        self._agent = ScriptedAgent(backend)
+        self._environment = environment
 
     async def run(self, task: Task, cheats: Sequence[Cheat]) -> AsyncIterator[CheatResult]:
         """Runs gold and nothing first. If one of them is wrong, the task is broken and no cheat is tried."""
-        controls = [await self._stand_in.gold(task), await self._stand_in.nothing(task)]
+        controls = [await self._agent.gold(task), await self._agent.nothing(task)]
         for control in controls:
             yield control
         if not all(control.holds for control in controls):
@@ -49,38 +49,36 @@ class CheatSuite:
     async def cheat(self, task: Task, cheat: Cheat) -> CheatResult | None:
         """Runs a cheat in the agent's place. Returns None if it does not apply to this task."""
         began, loot, ending = time.monotonic(), "", ""
-        async with self._around.listening() as ear:
+        async with self._environment.listening() as listener:
             target = await asyncio.to_thread(
-                self._around.target, replace(task, solution=all_solutions(task)), ear
+                self._environment.target, replace(task, solution=all_solutions(task)), listener
             )
             if not cheat.applies(target):
                 return None
             try:
-                async with self._stand_in.furnished(task) as sandbox:
+                async with self._agent.furnished(task) as sandbox:
 
                     async def attack(asked: Task, sandbox: Sandbox) -> None:
                         nonlocal loot, ending
                         ending = await _attack(sandbox, cheat.commands(target), asked)
                         loot = await _text(sandbox, LOOT)
 
-                    result = judged(
-                        task, cheat.name, await self._stand_in.grade(task, sandbox, attack), began
-                    )
+                    result = judged(task, cheat.name, await self._agent.grade(task, sandbox, attack), began)
                     # After the grade: a process that is alive by now outlived the kill that precedes grading.
                     loot += await _alive(sandbox)
             except (HarnessGymError, OSError, MemoryError) as error:
                 result = failed(task, cheat.name, error, began)
                 # If the attack had run, the sandbox may be broken because of it: that is a result.
                 result = replace(result, lost=result.lost and not ending)
-        loot += "".join(f"{peer} got out\n" for peer in ear.heard)
+        loot += "".join(f"{peer} got out\n" for peer in listener.heard)
         return replace(result, loot=loot, ending=ending)
 
 
 @asynccontextmanager
 async def suite(backend: SandboxBackend) -> AsyncIterator[CheatSuite]:
-    """A suite over an open backend, with its surroundings."""
-    async with surroundings(backend) as around:
-        yield CheatSuite(backend, around)
+    """A suite over an open backend, with bait around it."""
+    async with surroundings(backend) as environment:
+        yield CheatSuite(backend, environment)
 
 
 def missing(task: Task, backend: SandboxBackend) -> str:
@@ -89,7 +87,7 @@ def missing(task: Task, backend: SandboxBackend) -> str:
 
 
 async def _attack(sandbox: Sandbox, attack: Attack, task: Task) -> str:
-    """Runs the attack and returns how it ended. A sandbox that it broke is no error here."""
+    """Runs the attack and returns how it ended. If it broke the sandbox, that is a result, not an error."""
     try:
         for path, text in attack.files.items():
             await sandbox.write(path, text.encode())

@@ -5,10 +5,10 @@
 3. The test runs again in a sandbox without the agent's code; its candidate returns the recorded answers.
 
 So an interpreter that the agent never touched evaluates every assert, on plain data. The test and the
-reference are never in the sandbox where the agent's code runs. There is nothing to forge.
+reference are never in the sandbox where the agent's code runs, so there is nothing to forge.
 
-The test must make the same calls to every correct solution. Changes that a solution makes to its arguments
-are not seen.
+The test must make the same calls to every correct solution. It does not see changes that a solution makes
+to its arguments.
 """
 
 import json
@@ -46,26 +46,28 @@ class Asserts(Check):
             f"{key}: {path!r} is not in tests/. Add it." for key, path in named.items() if path not in files
         ]
 
-    async def run(self, bench: CheckContext) -> CheckOutcome:
+    async def run(self, context: CheckContext) -> CheckOutcome:
         """Passes if all asserts hold on the values that the module returned."""
-        calls = await self._calls(bench)
+        calls = await self._calls(context)
         job = {"role": "answer", "module": self.module, "function": self.function, "calls": calls}
-        lines, result = await self._do(bench, job)
+        lines, result = await self._do(context, job)
         if result.stdout_truncated:
             return CheckOutcome(False, "the answers pass the limit on output")
         answers = _by_case(lines, len(calls))
         missing = next((line["missing"] for line in lines if "missing" in line), None)
         if missing is not None:
-            return CheckOutcome(False, f"{self.module}.{self.function} cannot be had: {str(missing)[:500]}")
+            return CheckOutcome(
+                False, f"{self.module}.{self.function} cannot be imported: {str(missing)[:500]}"
+            )
         if None in answers:
             return CheckOutcome(
                 False, f"{answers.count(None)} of {len(calls)} calls were not answered: {result.describe()}"
             )
-        return await self._decide(bench, calls, answers)
+        return await self._decide(context, calls, answers)
 
-    async def _calls(self, bench: CheckContext) -> list[Any]:
+    async def _calls(self, context: CheckContext) -> list[Any]:
         """The calls that the test makes. Raises TaskError if the reference does not pass it."""
-        lines, result = await self._do(bench, self._asking(bench, [], None))
+        lines, result = await self._do(context, self._test_job(context, [], None))
         report: Mapping[str, Any] = next((line for line in lines if "passed" in line or "broken" in line), {})
         if not report.get("passed") or not report["calls"]:
             why = (
@@ -74,18 +76,16 @@ class Asserts(Check):
                 or ("it makes no call" if report else result.describe())
             )
             raise TaskError(
-                f"{bench.where}: the reference {self.reference} does not pass {self.test}: {why}."
+                f"{context.where}: the reference {self.reference} does not pass {self.test}: {why}."
             )
         calls: list[Any] = report["calls"]
         return calls
 
-    async def _decide(self, bench: CheckContext, calls: list[Any], answers: list[Any]) -> CheckOutcome:
-        lines, result = await self._do(bench, self._asking(bench, calls, answers))
+    async def _decide(self, context: CheckContext, calls: list[Any], answers: list[Any]) -> CheckOutcome:
+        lines, result = await self._do(context, self._test_job(context, calls, answers))
         report: Mapping[str, Any] = next((line for line in lines if "passed" in line), {})
         if not report:
-            return CheckOutcome(
-                False, f"the test did not come to its end with these answers: {result.describe()}"
-            )
+            return CheckOutcome(False, f"the test did not finish with these answers: {result.describe()}")
         # A wrong answer can end the test before its last call. It passes only if every call was asked for.
         made = len(report["calls"])
         passed = bool(report["passed"]) and made == len(calls)
@@ -95,8 +95,8 @@ class Asserts(Check):
             facts={"calls": len(calls)},
         )
 
-    def _asking(self, bench: CheckContext, calls: list[Any], answers: list[Any] | None) -> dict[str, Any]:
-        texts = {"reference": bench.files[self.reference], "test": bench.files[self.test]}
+    def _test_job(self, context: CheckContext, calls: list[Any], answers: list[Any] | None) -> dict[str, Any]:
+        texts = {"reference": context.files[self.reference], "test": context.files[self.test]}
         return {
             "role": "ask",
             "entry": self.entry,
@@ -107,17 +107,17 @@ class Asserts(Check):
         }
 
     async def _do(
-        self, bench: CheckContext, job: Mapping[str, Any]
+        self, context: CheckContext, job: Mapping[str, Any]
     ) -> tuple[list[dict[str, Any]], ExecResult]:
         """Runs a job in a sandbox of its own. Returns the program's lines and the result."""
-        async with bench.place() as sandbox:
+        async with context.open_sandbox() as sandbox:
             command = ["python3", "-I", "-B", "-c", _program()]
             result = await sandbox.exec(command, stdin=json.dumps(job).encode(), timeout_s=self.timeout_s)
         lines = [parsed[0] for line in result.stdout.splitlines() if (parsed := parse_json(line)) is not None]
         object_lines = [line for line in lines if isinstance(line, dict)]
         if not any("began" in line for line in object_lines) and not result.stdout_truncated:
             raise TaskError(
-                f"{bench.where}: the testing program did not start: {result.describe()}. The image needs "
+                f"{context.where}: the testing program did not start: {result.describe()}. The image needs "
                 "python3."
             )
         return object_lines, result

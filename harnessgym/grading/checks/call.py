@@ -56,14 +56,14 @@ class CallCheck(Check):
                 raise ValueError(f"cases[{number}] holds what JSON cannot: {error}") from error
         return self
 
-    async def run(self, bench: CheckContext) -> CheckOutcome:
+    async def run(self, context: CheckContext) -> CheckOutcome:
         """Passes if every call gives the expected answer."""
         cases = [
             {"function": case.function or self.function, "args": case.args, "kwargs": dict(case.kwargs)}
             for case in self.cases
         ]
         job = json.dumps({"module": self.module, "cases": cases}).encode()
-        async with bench.place() as sandbox:
+        async with context.open_sandbox() as sandbox:
             result = await sandbox.exec(
                 ["python3", "-I", "-B", "-c", _program()], stdin=job, timeout_s=self.timeout_s
             )
@@ -73,7 +73,7 @@ class CallCheck(Check):
             return CheckOutcome(False, "the answers pass the limit on output")
         if not any("began" in answer for answer in answers):
             raise TaskError(
-                f"{bench.where}: the calling program did not start: {result.describe()}. The image needs "
+                f"{context.where}: the calling program did not start: {result.describe()}. The image needs "
                 "python3."
             )
         broken = next((answer["broken"] for answer in answers if "broken" in answer), None)
@@ -100,7 +100,7 @@ class CallCheck(Check):
 
 def _problem(case: CallCase, answer: Mapping[str, Any] | None, tolerance: float) -> str:
     if answer is None:
-        return "no answer came"
+        return "it gave no answer"
     if "result" not in answer:
         raised = answer.get("raised")
         if case.raises and isinstance(raised, list) and case.raises in raised:
@@ -109,7 +109,7 @@ def _problem(case: CallCase, answer: Mapping[str, Any] | None, tolerance: float)
         return f"it raised {name}: {str(answer.get('message', ''))[:200]}"
     if case.raises:
         return f"it raised no {case.raises}"
-    # The round trip makes lists of tuples, as the answer's way through JSON did.
+    # The round trip turns tuples into lists, as JSON did with the answer.
     expected = json.loads(json.dumps(case.result))
     return "" if same(answer["result"], expected, tolerance) else f"it gave {_shown(answer['result'])}"
 

@@ -2,9 +2,9 @@
 
 Where the sandbox offers root, root owns the script, the task's other test files and the script's descriptors.
 The script must then run the agent's code as another user (`setpriv`, `su`), who can neither read nor write
-them. Elsewhere the script and the agent's code run as one user, and that code can interfere with the script.
-Tasks for which that matters say `needs = ["root"]`. So a malformed result is the task's fault as root, and
-tampering elsewhere.
+them. Without root, the script and the agent's code run as one user, and that code can interfere with the
+script. Tasks for which that matters say `needs = ["root"]`. So a malformed result counts as the task's fault
+with root, and as tampering without.
 """
 
 import io
@@ -48,21 +48,22 @@ class CommandCheck(Check):
             else (f"script: {self.script!r} is not in tests/. Add it, or correct the name.",)
         )
 
-    async def run(self, bench: CheckContext) -> CheckOutcome:
-        """Passes if the script says so."""
-        async with bench.place() as sandbox:
+    async def run(self, context: CheckContext) -> CheckOutcome:
+        """Passes if the script exits with 0, or, for `result = "json"`, prints the reward 1."""
+        async with context.open_sandbox() as sandbox:
             root = Capability.ROOT in sandbox.capabilities
             result = await sandbox.exec(
                 ["sh", "-c", _LAY, "sh", self.script],
                 user="root" if root else None,
-                stdin=_archive(bench.files),
+                stdin=_archive(context.files),
                 timeout_s=self.timeout_s,
             )
-        # Without this line the image lacks a tool, which is the task's fault. A truncated stderr may have
-        # lost it.
+        # If this line is missing, the image lacks a tool, which is the task's fault. A truncated stderr may
+        # have lost the line.
         if _STARTED not in result.stderr and not result.stderr_truncated:
             raise TaskError(
-                f"{bench.where}: the script was not started: {result.describe()}. The image needs sh, mktemp "
+                f"{context.where}: the script was not started: {result.describe()}. The image needs sh, "
+                f"mktemp "
                 "and tar."
             )
         facts = {"root": root}
@@ -70,7 +71,7 @@ class CommandCheck(Check):
             return CheckOutcome(False, f"the script did not end by itself: {result.describe()}", facts=facts)
         if self.result == "exit":
             return CheckOutcome(result.exit_code == 0, "" if result.ok else result.describe(), facts=facts)
-        return self._read(result, bench.where, root=root)
+        return self._read(result, context.where, root=root)
 
     def _read(self, result: ExecResult, where: str, *, root: bool) -> CheckOutcome:
         reward = _reward(result)

@@ -70,10 +70,10 @@ class Files(Check):
     kind: Literal["files"]
     rules: tuple[FileRule, ...] = Field(min_length=1)
 
-    async def run(self, bench: CheckContext) -> CheckOutcome:
+    async def run(self, context: CheckContext) -> CheckOutcome:
         """Passes if every rule holds."""
         problems = [
-            f"{rule.path}: {problem}" for rule in self.rules if (problem := broken(rule, bench.workspace))
+            f"{rule.path}: {problem}" for rule in self.rules if (problem := broken(rule, context.workspace))
         ]
         counted = f"{len(self.rules) - len(problems)} of {len(self.rules)} rules"
         return CheckOutcome(not problems, "\n".join([counted, *problems[:3]]))

@@ -57,11 +57,11 @@ class Io(Check):
                 raise ValueError(f"cases[{number}].stdout is no JSON, and `match` is json")
         return self
 
-    async def run(self, bench: CheckContext) -> CheckOutcome:
+    async def run(self, context: CheckContext) -> CheckOutcome:
         """Passes if every case passes."""
         wrong: list[str] = []
-        async with bench.place() as sandbox:
-            await self._probe(sandbox, bench.where)
+        async with context.open_sandbox() as sandbox:
+            await self._probe(sandbox, context.where)
             if problem := await self._compile(sandbox):
                 return CheckOutcome(False, problem)
             for number, case in enumerate(self.cases):
@@ -97,7 +97,7 @@ class Io(Check):
         result = await sandbox.exec(command, stdin=case.stdin.encode(), timeout_s=self.timeout_s)
         ended = not result.timed_out and result.exit_code is not None
         if not ended or case.exit_code not in (None, result.exit_code):
-            return f"it ended otherwise: {result.describe()}", result.timed_out
+            return f"it did not end as expected: {result.describe()}", result.timed_out
         if case.stdout is None:
             return "", False
         if result.stdout_truncated or not matches(result.stdout, case.stdout, self.match, self.tolerance):

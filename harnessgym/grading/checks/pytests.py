@@ -8,11 +8,11 @@ The agent's code runs in the process that judges it. These are the defences:
 - Collected ids, reported phases, pytest's exit code and the process's exit code must agree.
 - A skipped test or an expected failure is no pass.
 
-That finds code that makes pytest pass everything, leaves early, skips, or prints.
+These find code that makes pytest pass everything, exits early, skips tests, or prints forged results.
 
-It does not find code that reads this very process (the nonce is in its memory, the tests are files of its own
-user) and forges the results of exactly the real tests, nor objects whose `==` is always true. The kinds `io`
-and `call` have neither problem, because the expected values are never in the sandbox. Use them where the
+They do not find code that reads the nonce from the memory of its own process, or the test files, which its
+user owns, and forges results for exactly the real tests; nor objects whose `==` is always true. The kinds
+`io` and `call` have neither problem, because the expected values are never in the sandbox. Use them where the
 answer is data.
 """
 
@@ -56,7 +56,7 @@ class PytestCheck(Check):
         if "conftest.py" in {path.rsplit("/", 1)[-1] for path in files}:
             problems.append("tests/: conftest.py is never read. Put its fixtures into the test files.")
         problems += [
-            f"expect: {test!r} is of no file in `files`. Write `file.py::test_name`."
+            f"expect: {test!r} is not in a file of `files`. Write `file.py::test_name`."
             for test in self.expect
             if test.split("::")[0] not in self.files or "::" not in test
         ]
@@ -65,7 +65,7 @@ class PytestCheck(Check):
         both = sorted({*self.expect} & {*self.without})
         return [*problems, *(f"without: {test!r} is in `expect` too. Remove it from one." for test in both)]
 
-    async def run(self, bench: CheckContext) -> CheckOutcome:
+    async def run(self, context: CheckContext) -> CheckOutcome:
         """Passes if every expected test passes and an honest run could have written the report."""
         nonce = secrets.token_hex(16)
         # Canaries stand at both ends: code that starts to forge reports while the real tests run misses the
@@ -73,12 +73,12 @@ class PytestCheck(Check):
         canaries = (Canaries.draw(), Canaries.draw())
         job = {
             "nonce": nonce,
-            "files": {**bench.files, **{canary.path: canary.text for canary in canaries}},
+            "files": {**context.files, **{canary.path: canary.text for canary in canaries}},
             "order": [canaries[0].path, *self.files, canaries[1].path],
             "without": self.without,
             "sources": self.sources,
         }
-        async with bench.place() as sandbox:
+        async with context.open_sandbox() as sandbox:
             command = ["python3", "-I", "-B", "-c", _program()]
             result = await sandbox.exec(command, stdin=json.dumps(job).encode(), timeout_s=self.timeout_s)
         report = PytestReport.parse(result.stdout, nonce)
@@ -91,7 +91,7 @@ class PytestCheck(Check):
             )
         if not report.began:
             raise TaskError(
-                f"{bench.where}: pytest did not start: {result.describe()}. The image needs python3 with "
+                f"{context.where}: pytest did not start: {result.describe()}. The image needs python3 with "
                 "pytest."
             )
         if result.timed_out:

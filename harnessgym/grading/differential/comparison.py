@@ -1,4 +1,4 @@
-"""Compares, on this machine, what two versions of a function did with the same inputs."""
+"""Compares what two versions of a function did with the same inputs. Runs on this machine."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,10 @@ class BehaviourDifference:
 
 
 def read_answers(run: Probe, cases: int) -> VersionResults:
-    """Reads the answers of a `comparing.py` run to `cases` cases."""
+    """Parses what a run of `comparing.py` answered to `cases` cases.
+
+    Finds answers that it cannot have written.
+    """
     answers: dict[int, Answer] = {}
     forged = "lines that the runner did not write" if run.forged else ""
     for line in run.lines:
@@ -96,7 +99,7 @@ def compare(
         for number, (function, _) in enumerate(inputs)
         if (first := gold.cases.get(number)) is not None
         and (second := again.cases.get(number)) is not None
-        and not _settled(first, second)
+        and not _same_answer(first, second)
     }
     if not theirs.imported:
         how = "it does not end" if theirs.hung else "it ends the interpreter"
@@ -158,7 +161,7 @@ def _kind(gold: Answer, answer: Answer) -> Kind | None:
     return next((kind for kind, agrees in agree.items() if not agrees), None)
 
 
-def _settled(first: Answer, second: Answer) -> bool:
+def _same_answer(first: Answer, second: Answer) -> bool:
     """Whether two runs of the same function gave the same answer."""
     return first.keys() == second.keys() and all(same(second[key], first[key], _TOLERANCE) for key in first)
 

@@ -7,7 +7,7 @@ each version in a fresh sandbox and each call in a process of its own. The devel
 too, if the workspace has one.
 
 The candidate can forge its own answers, but gold's answers are never in the sandbox where the candidate runs.
-An answer that no honest run could give leads to no opinion. Nothing here changes a reward.
+If an answer is one that no honest run could give, there is no opinion. Nothing here changes a reward.
 """
 
 import random
@@ -57,7 +57,7 @@ _RUN_S = 600.0
 _MAX_BYTES = 1 << 30
 _MAX_FILES = 100_000
 _FAILURES = (HarnessGymError, OSError, MemoryError, RecursionError)
-"""Errors that mean that there is no opinion. They never cost a grade."""
+"""Errors after which there is no opinion. They never change a grade."""
 
 Inputs = Sequence[tuple[Function, FunctionCall]]
 
@@ -74,18 +74,19 @@ async def opinion_on(task: Task, workspace: Path, fresh: Opener, *, case_s: floa
         )
     try:
         async with gold_of(task, fresh) as gold:
-            places = holding(workspace, fresh), holding(gold, fresh)
-            return await second_opinion(task, workspace, *places, case_s=case_s)
+            openers = holding(workspace, fresh), holding(gold, fresh)
+            return await second_opinion(task, workspace, *openers, case_s=case_s)
     except _FAILURES as error:
         return Opinion(None, f"The gold solution could not be made: {_error_text(error)}")
 
 
 async def second_opinion(
-    task: Task, workspace: Path, place: Opener, gold_place: Opener, *, case_s: float = CASE_S
+    task: Task, workspace: Path, open_sandbox: Opener, open_gold: Opener, *, case_s: float = CASE_S
 ) -> Opinion:
-    """Compares the exported `workspace`, opened by `place`, with the gold solution, opened by `gold_place`.
+    """Compares the exported `workspace` with the gold solution.
 
-    Failures, impossible answers and code nested too deep lead to no opinion. They raise nothing.
+    `open_sandbox` opens a sandbox with the workspace, `open_gold` one with the gold solution. Raises nothing:
+    after a failure, an impossible answer or code nested too deep there is no opinion.
     """
     try:
         folder = await anyio.to_thread.run_sync(
@@ -93,10 +94,11 @@ async def second_opinion(
         )
         try:
             gold = Path(folder.name) / "gold"
-            async with gold_place() as sandbox:
+            async with open_gold() as sandbox:
                 await sandbox.export(gold, max_bytes=_MAX_BYTES, max_files=_MAX_FILES)
-            made = partial(_Second, task, gold, workspace, place, gold_place, case_s)
-            return await (await anyio.to_thread.run_sync(made)).opinion()
+            create = partial(_Comparison, task, gold, workspace, open_sandbox, open_gold, case_s)
+            comparison = await anyio.to_thread.run_sync(create)
+            return await comparison.opinion()
         finally:
             await anyio.to_thread.run_sync(folder.cleanup)
     except _FAILURES as error:
@@ -118,17 +120,17 @@ async def gold_of(task: Task, fresh: Opener) -> AsyncIterator[Path]:
             yield evidence.folder
 
 
-class _Second:
-    """Makes one opinion."""
+class _Comparison:
+    """Compares one candidate with the gold solution."""
 
     def __init__(
-        self, task: Task, gold: Path, candidate: Path, place: Opener, gold_place: Opener, case_s: float
+        self, task: Task, gold: Path, candidate: Path, open_sandbox: Opener, open_gold: Opener, case_s: float
     ) -> None:
         self.task = task
         self.gold = gold
         self.candidate = candidate
-        self.place = place
-        self.gold_place = gold_place
+        self.open_sandbox = open_sandbox
+        self.open_gold = open_gold
         self.case_s = case_s
         self.hidden = _test_files(task)
         self.own = own_tests(gold)
@@ -164,18 +166,18 @@ class _Second:
         job = self._tracing(compared.functions)
         order = [path for path in self.hidden if is_collected(path)]
         if order and compared.functions:
-            async with self.gold_place() as sandbox:
+            async with self.open_gold() as sandbox:
                 hidden = {**job, "files": self.hidden, "order": order}
                 yield await probe(sandbox, program("tracing"), hidden, _RUN_S, is_gold=True)
         patch, patched = _patched_tests(self.task)
         if patched and compared.functions:
-            async with self.gold_place() as sandbox:
+            async with self.open_gold() as sandbox:
                 await sandbox.exec(
                     ["git", "apply", "--whitespace=nowarn", "-"], stdin=patch.encode(), timeout_s=60.0
                 )
                 yield await probe(sandbox, program("tracing"), {**job, "own": patched}, _RUN_S, is_gold=True)
         if self.own:
-            async with self.gold_place() as sandbox:
+            async with self.open_gold() as sandbox:
                 yield await probe(sandbox, program("tracing"), {**job, "own": self.own}, _RUN_S, is_gold=True)
 
     def _inputs(self, compared: Compared, runs: Sequence[Probe]) -> Inputs:
@@ -218,11 +220,11 @@ class _Second:
             "encoding": program("encoding"),
         }
         # Gold runs before the candidate: if gold cannot be called, there is nothing to compare with.
-        first, again = [await _answers(self.gold_place, job, len(cases), is_gold=True) for _ in range(2)]
+        first, again = [await _answers(self.open_gold, job, len(cases), is_gold=True) for _ in range(2)]
         if first.broken or again.broken or first.forged or not first.imported:
             why = first.forged or "; ".join(first.broken.values()) or "it did not answer"
             return replace(opinion, why=f"The gold solution cannot be called: {why}.")
-        theirs = await _answers(self.place, job, len(cases), is_gold=False)
+        theirs = await _answers(self.open_sandbox, job, len(cases), is_gold=False)
         if theirs.forged:
             return replace(opinion, why=f"The candidate's answers are none: {theirs.forged}.")
         difference = compare(inputs, first, again, theirs)
@@ -261,7 +263,9 @@ class _Second:
         if not self.own:
             return None
         job = {**self._tracing(()), "own": self.own}
-        return await run_suite(runs[-1], self.gold, self.candidate, self.place, self.gold_place, job, _RUN_S)
+        return await run_suite(
+            runs[-1], self.gold, self.candidate, self.open_sandbox, self.open_gold, job, _RUN_S
+        )
 
 
 def _error_text(error: BaseException) -> str:
@@ -269,6 +273,7 @@ def _error_text(error: BaseException) -> str:
 
 
 def _concluded(opinion: Opinion, *, same: bool) -> Opinion:
+    """The opinion with `agrees`, or with the reason why there is none. `same`: the sources do not differ."""
     failed = opinion.suite is not None and bool(opinion.suite.failed)
     if opinion.differs or failed:
         return replace(opinion, agrees=False)
@@ -278,8 +283,10 @@ def _concluded(opinion: Opinion, *, same: bool) -> Opinion:
     return replace(opinion, why="Nothing could be compared; `left_out` says why.")
 
 
-async def _answers(place: Opener, job: Mapping[str, Any], cases: int, *, is_gold: bool) -> VersionResults:
-    async with place() as sandbox:
+async def _answers(
+    open_sandbox: Opener, job: Mapping[str, Any], cases: int, *, is_gold: bool
+) -> VersionResults:
+    async with open_sandbox() as sandbox:
         return read_answers(await probe(sandbox, program("comparing"), job, _RUN_S, is_gold=is_gold), cases)
 
 
@@ -322,7 +329,7 @@ def _patched_tests(task: Task) -> tuple[str, list[str]]:
 
 
 def _unbound(function: Function) -> bool:
-    """Whether the function is a method that needs no object."""
+    """Whether the function is a static method or a class method, which can be called without an object."""
     return any(
         getattr(node, "id", "") in ("staticmethod", "classmethod") for node in function.node.decorator_list
     )

@@ -1,9 +1,10 @@
-"""Finds the functions that may behave differently in two workspaces, by their syntax and the names they use.
+"""Finds the functions that may behave differently in two workspaces, by comparing syntax and names used.
 
 It compares the public functions and methods that both workspaces have under one name, in files that differ. A
-function is different if its own syntax is (docstrings and annotations aside), or if it uses a different name
-of its module: a private helper, a constant, an import. Private functions are details of the implementation.
-They are compared through the public functions that use them; directly only if no public function does.
+function differs if its own syntax differs (docstrings and annotations aside), or if it uses a name of its
+module that differs: a private helper, a constant, an import. Private functions are details of the
+implementation. They are compared through the public functions that use them; directly only if no public
+function does.
 """
 
 import ast
@@ -14,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 _MAX_BYTES = 1 << 20
 _HIDDEN = (".", "__pycache__", "node_modules", "site-packages")
-_UNREADABLE = "the candidate's is no Python, or nested too deep"
+_UNREADABLE = "the candidate's file is not valid Python, or nested too deep"
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -61,7 +62,7 @@ def differing(gold: Path, candidate: Path) -> Compared:
         other = _Module.read(theirs) if theirs is not None else None
         root, dotted = _imported_as(gold, file)
         if module is None:
-            left_out[dotted] = "the gold solution's is no Python, or nested too deep"
+            left_out[dotted] = "the gold solution's file is not valid Python, or nested too deep"
             continue
         if other is None:
             left_out[dotted] = "the candidate does not have this file" if theirs is None else _UNREADABLE
@@ -145,7 +146,7 @@ def _bind(tree: ast.AST, prefix: str, bound: dict[str, str], functions: dict[str
 
 def _shape(node: Definition) -> str:
     """The syntax of a function without docstrings and annotations."""
-    # Work on a copy: the tree is used again, and `ast.unparse` also evens out how the source was written.
+    # Work on a copy, because the tree is used again. `ast.unparse` also normalises the formatting.
     copy = ast.parse(ast.unparse(node))
     for inner in ast.walk(copy):
         if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(

@@ -5,8 +5,7 @@ removed first.
 
 A probe runs one of our programs in a fresh sandbox and reads what it writes to its private descriptor.
 Every line starts with a nonce. The code under test shares a process with the program, so it could learn the
-nonce and write lines of its own. The result therefore says something about that code only, and the report
-stands beside a grade: no reward depends on it.
+nonce and forge lines. So the report is only evidence beside a grade: no reward depends on it.
 """
 
 import json
@@ -143,8 +142,8 @@ async def run_suite(
     first: Probe,
     gold: Path,
     candidate: Path,
-    place: Opener,
-    gold_place: Opener,
+    open_sandbox: Opener,
+    open_gold: Opener,
     job: Mapping[str, Any],
     timeout_s: float,
 ) -> SuiteResult:
@@ -153,14 +152,14 @@ async def run_suite(
     `first` is an earlier run on the gold solution. Raises SandboxError when a sandbox failed.
     """
     # Two runs on gold: a flaky test must not count against the candidate.
-    async with gold_place() as sandbox:
+    async with open_gold() as sandbox:
         again = await probe(sandbox, program("tracing"), job, timeout_s, is_gold=True)
     if not (first.ended and again.ended):
         return SuiteResult(0, (), "the developers' tests do not come to an end on the gold solution")
     wanted = _passed(first) & _passed(again)
     if not wanted:
         return SuiteResult(0, (), "none of the developers' tests passes on the gold solution")
-    async with place() as sandbox:
+    async with open_sandbox() as sandbox:
         await _lay_tests(gold, candidate, sandbox)
         candidate_probe = await probe(sandbox, program("tracing"), job, timeout_s)
     if candidate_probe.forged:

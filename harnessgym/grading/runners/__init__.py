@@ -1,3 +1,3 @@
-"""Programs that a grading sandbox runs. They are handed to its interpreter as text, and import only its
-standard library.
+"""Programs that a grading sandbox runs. The node passes them to the interpreter as text. They import only
+the standard library.
 """

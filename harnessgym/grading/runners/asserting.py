@@ -1,19 +1,16 @@
-"""Takes a test made of asserts apart: which calls it makes, what the code under test answers, whether the
-asserts then hold.
+"""Splits a test made of asserts into the calls that it makes and the asserts on their results.
 
 Runs in a grading sandbox as `python3 -I -c <this text>`, with the job on stdin, and answers in JSON lines.
-Two roles:
+There are two roles:
 
 ask     `{"role", "reference", "test", "entry", "function", "calls", "answers"}`: runs the reference and the
-test in one name
-        space, then `entry(candidate)`. Without answers, the candidate is the reference's own function, and
-        the calls are told. With answers, it gives those, in order, for equal calls. Nothing of the workspace
-        runs in this role.
+        test in one namespace, then `entry(candidate)`. Without answers, the candidate calls the reference's
+        own function and the calls are reported. With answers, it returns them in order, for equal calls.
+        No code of the workspace runs in this role.
 answer  `{"role", "module", "function", "calls"}`: imports the module from the workspace and makes the calls.
-No test and no
-        reference is here.
+        The sandbox has neither test nor reference.
 
-Between the two goes plain data only: an object that equals everything has no way to travel.
+Only plain data passes between the two, so an object that equals everything cannot.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ import sys
 from typing import Any
 
 _SEED = 0
-"""Of `random`, so that a test which draws its cases draws the same ones in both of its runs."""
+"""Seed of `random`: a test that draws its cases must draw the same ones in both of its runs."""
 
 
 def main() -> None:
@@ -49,8 +46,9 @@ def main() -> None:
 
 
 class CandidateModule:
-    """What a test is given to call: it keeps the calls, and gives the reference's results or those handed
-    to it.
+    """The candidate that the test calls.
+
+    Records the calls; returns the reference's results or given answers.
     """
 
     def __init__(self, function: Any, calls: list[Any], answers: list[Any] | None) -> None:
@@ -80,7 +78,7 @@ def _ask(job: dict[str, Any]) -> dict[str, Any]:
         candidate = CandidateModule(space[job["function"]], job["calls"], job["answers"])
         exec(compile(job["test"], "test", "exec"), space)  # noqa: S102
         entry = space[job["entry"]]
-    except Exception as error:  # noqa: BLE001  # a broken task, told to whoever asked
+    except Exception as error:  # noqa: BLE001  # a broken task: reported to the node
         return {"broken": _error_text(error)}
     random.seed(_SEED)
     try:
@@ -98,7 +96,7 @@ def _answer(job: dict[str, Any], say: Any) -> None:
     sys.path.insert(0, os.getcwd())
     try:
         function = getattr(importlib.import_module(job["module"]), job["function"])
-    except Exception as error:  # noqa: BLE001  # whatever it is, it is the answer
+    except Exception as error:  # noqa: BLE001  # any failure to import is the answer
         say(missing=_error_text(error))
         return
     for number, (args, kwargs) in enumerate(job["calls"]):
@@ -109,7 +107,7 @@ def _answer(job: dict[str, Any], say: Any) -> None:
 
 
 def _answer_value(answer: Any, number: int) -> Any:
-    """What an answer stands for: a value, or an exception that is raised here."""
+    """The value of an answer. Raises the exception that the answer holds, if it holds one."""
     if not isinstance(answer, dict):
         raise AssertionError(f"call {number} was not answered")  # noqa: TRY004
     if "result" in answer:
@@ -123,8 +121,9 @@ def _answer_value(answer: Any, number: int) -> Any:
 
 
 def encoded(value: Any) -> Any:
-    """A value as JSON that keeps its type. A subclass travels as its base. Raises TypeError for what is no
-    plain data.
+    """Encodes a value as JSON with its type. An instance of a subclass becomes one of its base class.
+
+    Raises TypeError for anything but plain data.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -141,7 +140,10 @@ def encoded(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """The value again. Raises TypeError, ValueError or KeyError for what `encoded` never gives."""
+    """Decodes a value.
+
+    Raises TypeError, ValueError or KeyError for anything that `encoded` does not produce.
+    """
     if isinstance(value, list | float):
         raise TypeError("no encoded value")
     if not isinstance(value, dict):

@@ -1,9 +1,9 @@
-"""Imports a module of the workspace and calls its functions, once per case; answers leave as JSON lines.
+"""Imports a module of the workspace and calls its functions, once per case; writes the answers as JSON lines.
 
 Runs in a grading sandbox as `python3 -I -c <this text>`, with the job on stdin: `{"module", "cases":
-[{"function", "args", "kwargs"}]}`. Standard output is kept for the answers: what the code under test prints
-goes to standard error. Whatever it does in this process, it can only change its own answers, and what they
-should be is not here.
+[{"function", "args", "kwargs"}]}`. Standard output is reserved for the answers: what the code under test
+prints goes to standard error. That code can change only its own answers in this process; the expected ones
+are not in the sandbox.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Reads the job, and answers it."""
+    """Reads the job from stdin, makes the calls and writes their answers to stdout."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8", newline="\n")
     os.dup2(2, 1)
     job = json.loads(sys.stdin.buffer.read())
@@ -30,7 +30,7 @@ def main() -> None:
     sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(job["module"])
-    except Exception as error:  # noqa: BLE001  # whatever it is, it is the answer
+    except Exception as error:  # noqa: BLE001  # any failure to import is the answer
         say(broken=f"{type(error).__name__}: {str(error)[:500]}")
         return
     for number, case in enumerate(job["cases"]):

@@ -1,9 +1,9 @@
-"""Calls functions of a workspace, each call in a process of its own, and says what came of it.
+"""Calls functions of a workspace, each call in a process of its own, and reports the result of each.
 
 Runs in a fresh sandbox as `python3 -I -B -c <this text>`, with the job on stdin: `{"nonce", "pycache_prefix",
 "encoding", "roots", "cases": [{"module", "function", "new", "args", "kwargs"}], "case_s", "hangs"}`;
 `encoding` is the text of `encoding.py`. Nothing of the workspace is imported before `sys.pycache_prefix` is
-set. Answers leave on a private descriptor, a line each: the nonce, then JSON in hexadecimal. What a call
+set. Answers are written to a private descriptor, one a line: the nonce, then JSON in hexadecimal. What a call
 prints is part of its answer.
 """
 
@@ -26,17 +26,17 @@ import types
 from typing import Any
 
 _MAX = 65_536
-"""Bytes of an answer; a longer one is given as its digest."""
+"""Longest answer, in bytes; of a longer one only the digest is sent."""
 
 
 def main() -> None:
-    """Reads the job, and answers it."""
+    """Reads the job from stdin, makes the calls and writes their answers to the private descriptor."""
     out = os.dup(1)
     os.dup2(2, 1)
     job = json.loads(sys.stdin.buffer.read())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     encoding: Any = types.ModuleType("encoding")
-    exec(job["encoding"], encoding.__dict__)  # noqa: S102  # ours, for want of a file
+    exec(job["encoding"], encoding.__dict__)  # noqa: S102  # our own text; there is no file to import
     sys.pycache_prefix = job["pycache_prefix"]
     sys.path[:0] = [os.path.normpath(os.path.join(os.getcwd(), root)) for root in job["roots"]]
     start = job["nonce"].encode()
@@ -59,7 +59,7 @@ def main() -> None:
         place = f"{case['module']}.{case['function']}"
         if case["module"] in broken or hangs.get(place, 0) >= job["hangs"]:
             continue
-        answer = _apart(case, encoding, job["case_s"])
+        answer = _call_in_fork(case, encoding, job["case_s"])
         hangs[place] = hangs.get(place, 0) + ("hang" in answer)
         say(case=number, **answer)
     say(ended=True)
@@ -68,13 +68,13 @@ def main() -> None:
 def _import(name: str) -> str:
     try:
         importlib.import_module(name)
-    except BaseException as error:  # noqa: BLE001  # whatever it is, it is the answer
+    except BaseException as error:  # noqa: BLE001  # any failure to import is the answer
         return f"{type(error).__name__}: {str(error)[:300]}"
     return ""
 
 
-def _apart(case: dict[str, Any], encoding: Any, limit_s: float) -> dict[str, Any]:
-    """What a call does in a fork of this process, or how that ended."""
+def _call_in_fork(case: dict[str, Any], encoding: Any, limit_s: float) -> dict[str, Any]:
+    """The answer of a call made in a fork of this process, or how the fork ended."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -108,7 +108,7 @@ def _read(descriptor: int, until: float) -> tuple[bytes, bool]:
 
 
 def _answer_into(descriptor: int, case: dict[str, Any], encoding: Any) -> None:
-    """In the fork: one answer, and the end."""
+    """Runs in the fork: writes one answer and exits."""
     leave = os._exit
     try:
         data = json.dumps(_answer(case, encoding)).encode()
@@ -148,7 +148,7 @@ def _function(case: dict[str, Any], encoding: Any) -> Any:
 
 
 def _meant(error: BaseException) -> bool:
-    """Whether a `raise` of the workspace raised it, rather than an operation that did not fit."""
+    """Whether a `raise` statement of the workspace raised it, rather than an operation that failed."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,9 +1,8 @@
-"""Judges a workspace by checks from inside the container that tests are run in, for tasks that were written
-as Harbor's.
+"""Runs a task's checks inside the container that its tests run in, for tasks written in Harbor's format.
 
 Runs as `/tests/check.py` in the working folder, beside `checks.json`, `matching.py` and `file_rules.py`, with
-nothing but the standard library; `pytests.py` and what it needs are there for tasks with such a check. What
-is expected is read and its file removed before anything of the agent's is started.
+only the standard library. A task with a `pytest` check also has `pytests.py` and its modules there. The
+expected results are read, and their file removed, before any code of the agent's is started.
 """
 
 from __future__ import annotations
@@ -23,11 +22,12 @@ from typing import Any, Callable, Dict, Tuple  # noqa: UP035 - for older Pythons
 HERE = Path(__file__).resolve().parent
 REWARDS = Path("/logs/verifier")
 Judge = Callable[[Dict[str, Any], Path], Tuple[str, float]]  # noqa: UP006 - for older Pythons
-"""A check and a copy of the working folder -> what is wrong, and the part that is right."""
+"""A check and a copy of the working folder -> what is wrong (empty if nothing), and the fraction that
+passed."""
 
 
 def main(rewards: Path) -> None:
-    """Runs every check in a copy of the working folder of its own, and writes the reward into a folder."""
+    """Runs every check in its own copy of the working folder, and writes the reward to `rewards`."""
     sys.path.insert(0, str(HERE))
     plan = json.loads((HERE / "checks.json").read_text(encoding="utf-8"))
     try:
@@ -53,8 +53,8 @@ def main(rewards: Path) -> None:
 
 
 def pytest_judge(names: list[str], rewards: Path) -> Judge:
-    """See `harnessgym.grading.runners.pytests`. As root, nobody else writes into the folder of rewards
-    from here on.
+    """See `harnessgym.grading.runners.pytests`. If this runs as root, only root can write to `rewards` from
+    here on.
     """
     from pytests import PytestJudge  # type: ignore[import-not-found,unused-ignore]
 
@@ -65,7 +65,7 @@ def pytest_judge(names: list[str], rewards: Path) -> Judge:
 
 
 def lay(artifacts: list[str], place: Path) -> None:
-    """Copies what is graded."""
+    """Copies the artifacts from the working folder to `place`."""
     for name in artifacts:
         source, target = Path(name), place / name
         if source.is_dir() and not source.is_symlink():
@@ -78,8 +78,9 @@ def lay(artifacts: list[str], place: Path) -> None:
 def run(
     argv: list[str], place: Path, stdin: bytes, timeout_s: float, user: int | None = None, **env: str
 ) -> tuple[int | None, bytes]:
-    """Exit code, None if it did not end in its time or a signal ended it, and what it printed. Root may
-    run it as a user.
+    """Runs a command as `user` (needs root) and returns its exit code and output.
+
+    The exit code is None if the command timed out or a signal ended it.
     """
     owner: dict[str, Any] = {} if user is None else {"user": user, "group": user, "extra_groups": []}
     command = subprocess.Popen(
@@ -118,7 +119,7 @@ def io(check: dict[str, Any], place: Path) -> tuple[str, float]:
 
 
 def io_case(check: dict[str, Any], case: dict[str, Any], place: Path) -> str:
-    """What is wrong with one run."""
+    """What is wrong with one run of the command; empty if nothing is."""
     from matching import matches  # type: ignore[import-not-found,unused-ignore]
 
     for path, text in case["files"].items():

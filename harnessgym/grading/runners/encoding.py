@@ -1,7 +1,8 @@
-"""Python values as JSON and back, so that two runs of a function can be given the same and compared.
+"""Encodes Python values as JSON and back, so that two versions of a function get equal arguments and their
+results can be compared.
 
-What JSON has stays as it is; everything else is an object of one key that starts with `$` (every dict too, so
-nothing clashes). Used on the node, and handed to runners as text.
+Values that JSON has stay as they are. All others, dicts included, become an object whose one key starts with
+`$`. Used on the node, and passed to runners as text.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ _MADE: dict[str, Any] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 
 
 def encode(value: Any, *, exact: bool = False, depth: int = 0) -> Any:
-    """The value as JSON. `exact` raises ValueError for what `decode` could not give back as it was.
+    """Encodes a value as JSON. With `exact`, raises ValueError for a value that `decode` could not restore.
 
-    Otherwise subclasses count as what they derive from, iterators as what they give, other objects as the
-    name of their type with their public attributes or their text.
+    Otherwise an instance of a subclass is encoded as one of its base class, an iterator as its items, and any
+    other object as the name of its type with its public attributes or its `repr`.
     """
     if value is None or (isinstance(value, bool | str) and type(value) in (bool, str)):
         return value
@@ -69,7 +70,10 @@ def encode(value: Any, *, exact: bool = False, depth: int = 0) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """The value that `encode(..., exact=True)` was given. Raises ValueError for what it never gives."""
+    """Restores a value from `encode(..., exact=True)`.
+
+    Raises ValueError for anything that it does not produce.
+    """
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):
@@ -85,7 +89,7 @@ def decode(value: Any) -> Any:
 
 
 class _Inner:
-    """How what is inside a value is encoded."""
+    """Encodes the values inside a value, one level deeper."""
 
     def __init__(self, *, exact: bool, depth: int) -> None:
         self._exact = exact

@@ -1,17 +1,17 @@
-"""Judges the kind `pytest` from inside the container that tests are run in, beside `contained.py`.
+"""Runs `pytest` checks inside the container that the tests run in, beside `contained.py`.
 
-The report is made and judged as `harnessgym.grading.checks.pytests` does, by the same texts: `testing.py`
-runs pytest in a process of its own over tests laid in a new folder, where no conftest.py, pytest.ini,
-sitecustomize.py or plugin of the workspace is looked for; `pytest_report.py` holds ids, phases, exit codes
-and tests with random names against each other.
+The report is made and checked as in `harnessgym.grading.checks.pytests`, with the same programs. `testing.py`
+runs pytest in a process of its own over tests in a new folder, and loads no conftest.py, pytest.ini,
+sitecustomize.py or plugin of the workspace. `pytest_report.py` checks that ids, phases, exit codes and tests
+with random names agree.
 
-If this runs as root, that process is of a user that nobody else is, who can write neither where the reward is
-written nor this process, and of whom nothing is left when its result is read. Without root, code under test
-can write the reward itself.
+If this runs as root, that process runs as a user with no other process. The user can write neither to the
+folder of the reward nor to this process, and all its processes are dead when the result is read. Without
+root, code under test can write the reward itself.
 
-What stays forgeable, with root too: the code under test shares a process with pytest and can read the nonce
-from its memory, then report exactly the tests that are expected. And the container is the agent's: who was
-root in it may have changed its python3 or its pytest.
+Even with root, results can be forged: the code under test shares a process with pytest, so it can read the
+nonce from memory and report exactly the expected tests. And if the agent was root in the container, it may
+have changed python3 or pytest there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 STRANGER = 60_917
-"""A user and group that no image has, so that whatever is of it can be ended."""
+"""A user and group id that no image uses, so that all its processes can be killed."""
 _END = "import os, signal; os.kill(-1, signal.SIGKILL)"
 """Ends every process of the user that runs it."""
 
@@ -37,7 +37,10 @@ Runner = Callable[..., tuple[int | None, bytes]]
 
 
 class PytestJudge:
-    """The judge, with everything it needs read before anything of the agent's runs."""
+    """Runs `pytest` checks.
+
+    Reads every file that it needs when it is made, before any code of the agent's runs.
+    """
 
     def __init__(self, here: Path, names: Sequence[str], run: Runner) -> None:
         """`names` are the task's test files below the folder `here`."""
@@ -56,9 +59,7 @@ class PytestJudge:
         self._user = STRANGER if os.geteuid() == 0 else None
 
     def judge(self, check: dict[str, Any], place: Path) -> tuple[str, float]:
-        """What is wrong, and the part that passed. Raises SystemExit where pytest cannot be started at
-        all.
-        """
+        """What is wrong (empty if nothing), and 1.0 or 0.0. Raises SystemExit if pytest cannot be started."""
         nonce = secrets.token_hex(16)
         canaries = (self._draw(), self._draw())
         job = {
@@ -80,7 +81,7 @@ class PytestJudge:
         return "" if outcome.passed else outcome.detail, float(outcome.passed)
 
     def _tested(self, job: dict[str, Any], place: Path, seconds: float) -> tuple[int | None, bytes]:
-        """Runs pytest in the copy of the workspace as the stranger, or as who this is."""
+        """Runs pytest in the copy of the workspace, as the user `STRANGER` if this process is root."""
         home = Path(tempfile.mkdtemp(prefix="home-"))
         try:
             for folder in (place, home):
@@ -98,7 +99,7 @@ class PytestJudge:
 
 
 def give(folder: Path, user: int | None) -> None:
-    """Makes a folder and all below it a user's."""
+    """Gives a folder and everything in it to a user."""
     if user is None:
         return
     os.chown(folder, user, user)
@@ -108,7 +109,7 @@ def give(folder: Path, user: int | None) -> None:
 
 
 def end(user: int | None) -> None:
-    """Ends everything that is a user's."""
+    """Kills every process of a user."""
     if user is not None:
         argv = [sys.executable, "-I", "-S", "-c", _END]
         subprocess.run(argv, check=False, user=user, group=user, extra_groups=[], stderr=subprocess.DEVNULL)

@@ -1,13 +1,13 @@
 """Runs pytest over a task's own tests and reports each phase of each test on a private descriptor.
 
 Runs in a grading sandbox as `python3 -I -c <this text>`, with the job on stdin: `{"nonce", "files",
-"order"}`, and maybe `"without"` (ids not to run) and `"sources"` (folders to import from). The tests are
-laid, read-only, into a new folder beside the workspace. Nothing of the workspace is read before pytest is
-imported, and then it comes last on `sys.path`, or `sources` before what is installed; its conftest.py,
-pytest.ini, pyproject.toml, `.pth` files and plugins are never looked for.
+"order"}`, and optionally `"without"` (ids not to run) and `"sources"` (folders to import from). The tests are
+written, read-only, to a new folder beside the workspace. Nothing of the workspace is read before pytest is
+imported. Then the workspace comes last on `sys.path`, or `sources` come before installed packages. Its
+conftest.py, pytest.ini, pyproject.toml, `.pth` files and plugins are never loaded.
 
-What is used after the code under test may have run is bound here, before: functions of C, and nothing that
-can be patched by setting an attribute of a module.
+Functions that are used after the code under test may have run are bound beforehand, and are C functions: they
+cannot be patched by setting an attribute of a module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 
 class Reporter:
-    """A pytest plugin that says what happened, a line each: the nonce, then words in hexadecimal."""
+    """A pytest plugin that reports each event on a line: the nonce, then words in hexadecimal."""
 
     def __init__(self, nonce: str, out: int, without: list[str]) -> None:
         self._start = nonce.encode()
@@ -35,27 +35,27 @@ class Reporter:
         )
 
     def pytest_collectreport(self, report: Any) -> None:
-        """A file that gives no tests, and why."""
+        """Reports a file that could not be collected, and why."""
         if report.outcome != "passed":
             self.say("uncollected", report.outcome, report.nodeid, str(report.longrepr)[-500:])
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        """Leaves out what is not to be run."""
+        """Deselects the tests in `without`."""
         items[:] = [item for item in items if item.nodeid not in self._without]
 
     def pytest_collection_finish(self, session: Any) -> None:
-        """The tests that will be run."""
+        """Reports the tests that will run."""
         for item in session.items:
             self.say("collected", item.nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """One phase of one test. An expected failure is neither passed nor failed."""
+        """Reports one phase of one test. An expected failure is neither passed nor failed."""
         outcome = "xfail" if hasattr(report, "wasxfail") else report.outcome
         self.say("phase", report.nodeid, report.when, outcome, str(report.longrepr or "")[-500:])
 
 
 def main() -> None:
-    """Reads the job, and runs it."""
+    """Reads the job from stdin and runs pytest."""
     leave = os._exit
     out = os.dup(1)
     os.dup2(2, 1)

@@ -1,11 +1,11 @@
-"""Runs pytest and says how each test ended, and with which arguments the tests called certain functions.
+"""Runs pytest; reports how each test ended, and the arguments with which tests called certain functions.
 
 Runs in a fresh sandbox as `python3 -I -B -c <this text>`, with the job on stdin: `{"nonce", "pycache_prefix",
 "encoding", "roots", "files", "order", "own", "targets": {file: {first line: function}}, "classes":
-{file: [name]}, "most"}`. Nothing that could be the workspace's, pytest included, is imported before
-`sys.pycache_prefix` is set. What is in `files` is laid beside the workspace, and the tests in `order` are run
-without the workspace's configuration; those in `own` lie in the workspace and are run as their developers run
-them. Answers leave as those of `comparing.py` do.
+{file: [name]}, "most"}`. Modules that the workspace could replace, pytest included, are imported only after
+`sys.pycache_prefix` is set. The tests in `files` are written to a folder beside the workspace, and those in
+`order` run without the workspace's configuration. The tests in `own` are in the workspace and run as their
+developers run them. Answers have the format of `comparing.py`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from collections.abc import Iterator
 from typing import Any
 
 _LONG = 10_000
-"""Characters of one call's arguments that are worth keeping."""
+"""Longest recorded call, in characters of its JSON."""
 
 
 class CallRecorder:
-    """Sees every call while a test runs."""
+    """A profile function that records the calls of target functions while a test runs."""
 
     def __init__(self, job: dict[str, Any], encoding: Any) -> None:
         here = os.getcwd()
@@ -51,7 +51,7 @@ class CallRecorder:
                 self._record(file, name, frame)
 
     def _remember(self, frame: Any) -> None:
-        """How an object of a class that matters was made."""
+        """Records the arguments with which an object of a target class was constructed."""
         made = frame.f_locals[frame.f_code.co_varnames[0]]
         kind = type(made)
         file = getattr(sys.modules.get(kind.__module__), "__file__", None)
@@ -99,7 +99,7 @@ class CallRecorder:
 
 
 class CallReporter:
-    """A pytest plugin: records while tests run, and says how they end."""
+    """A pytest plugin: records calls while a test runs, and reports how the test ended."""
 
     def __init__(self, say: Any, recorder: CallRecorder, pytest: Any) -> None:
         self._say, self._outcomes = say, dict[str, set[str]]()
@@ -123,7 +123,7 @@ class CallReporter:
 
 
 def main() -> None:
-    """Reads the job, and runs it."""
+    """Reads the job from stdin and runs pytest."""
     leave = os._exit
     out = os.dup(1)
     os.dup2(2, 1)
@@ -136,7 +136,7 @@ def main() -> None:
     import pytest
 
     encoding: Any = types.ModuleType("encoding")
-    exec(job["encoding"], encoding.__dict__)  # noqa: S102  # ours, for want of a file
+    exec(job["encoding"], encoding.__dict__)  # noqa: S102  # our own text; there is no file to import
     start = job["nonce"].encode()
     recorder = CallRecorder(job, encoding)
 

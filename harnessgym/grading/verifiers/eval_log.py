@@ -1,9 +1,9 @@
-"""Reads the log of an evaluation script: the tests' output, how they ended, and whether they ran at all.
+"""Reads the log of an evaluation script: each test's status, the exit code, and whether the tests ran at all.
 
 Not every log is a result. A log that reports no test counts only with evidence that a suite ran. A log that
 reports no failure although the tests' command failed describes a different run (somebody printed `PASSED`
-lines), or one that broke off. Failures of the environment are distinguished from those of a patch, so that a
-browser that does not start is not a reward of zero.
+lines), or one that broke off. Failures of the environment are told apart from failures of a patch: a browser
+that does not start must not become a reward of 0.
 
 `instrumented` appends a nonce to the markers of a script. So code under test cannot end the log, or set an
 exit code, by printing a marker. Code that reads the processes above it can find the nonce.
@@ -38,7 +38,7 @@ _SIGNATURES: tuple[tuple[str, Cause, str], ...] = (
     ("there is no display", "environment", r"cannot open display|Missing X server|unable to open X display"),
     ("out of memory", "environment", r"Cannot allocate memory|OutOfMemoryError|^Killed$"),
     (
-        "the container engine is away",
+        "the container engine does not answer",
         "environment",
         r"Error response from daemon|Cannot connect to the Docker daemon",
     ),

@@ -20,7 +20,7 @@ from harnessgym.sandbox import ExecResult, Sandbox
 from harnessgym.task import Task
 
 EVAL_S = 1_800.0
-"""Seconds for a script, as in SWE-bench."""
+"""Time limit of a script in seconds, as in SWE-bench."""
 _MOST = 48 << 20
 """Bytes that are kept of a log, from its end."""
 _SCRIPT = "/tmp/harnessgym-eval.sh"  # noqa: S108  private to the sandbox

@@ -23,11 +23,11 @@ KEY = "harbor"
 class HarborVerifier:
     """Runs a Harbor task's test script. See the module."""
 
-    async def verify(self, task: Task, workspace: Path, place: Opener) -> Grade:  # noqa: ARG002
+    async def verify(self, task: Task, workspace: Path, open_sandbox: Opener) -> Grade:  # noqa: ARG002
         """See `Verifier.verify`."""
         test = script_of(task, KEY)
         where = f"Task {task.id!r}"
-        async with place() as sandbox:
+        async with open_sandbox() as sandbox:
             run = await run_script(sandbox, test, task)
             reward_files = [
                 await look(sandbox, f"{LOGS}/verifier/{name}") for name in ("reward.json", "reward.txt")
@@ -43,7 +43,7 @@ class HarborVerifier:
         except TaskError as error:
             output = run.evidence["output"].strip()[-1_000:] or "(nothing)"
             raise TaskError(
-                f"{where}: {error} The script ended with {run.ended.exit_code}; it said: {output}"
+                f"{where}: {error} The script ended with {run.ended.exit_code}; its output: {output}"
             ) from error
         facts = {"reward_file": read.source, **({"remark": read.remark} if read.remark else {})}
         return Grade(dict(read.rewards), evidence={**run.evidence, **facts})

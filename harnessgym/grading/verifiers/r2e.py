@@ -46,9 +46,9 @@ _SHOWN = 50
 class R2eVerifier:
     """Reads `metadata["r2e"]`; see `harnessgym.tasks.r2e`."""
 
-    async def verify(self, task: Task, workspace: Path, place: Opener) -> Grade:  # noqa: ARG002
+    async def verify(self, task: Task, workspace: Path, open_sandbox: Opener) -> Grade:  # noqa: ARG002
         """See `Verifier.verify`."""
-        async with place() as sandbox:
+        async with open_sandbox() as sandbox:
             change = await handed_in(task, sandbox)
             if change.problem or not change.patch.strip():
                 return no_grade(change.problem or "nothing was changed", change.patch)
@@ -70,7 +70,9 @@ def same_results(statuses: Statuses, expected: Mapping[str, str]) -> bool:
 async def _graded(task: Task, sandbox: Sandbox, patch: bytes) -> Grade:
     spec = task.metadata.get("r2e")
     if not isinstance(spec, Mapping):
-        raise TaskError(f"Task {task.id!r} has no metadata['r2e'], which says what its tests must give.")
+        raise TaskError(
+            f"Task {task.id!r} has no metadata['r2e'], which holds the expected results of its tests."
+        )
     if await apply(task, sandbox, patch) is None:
         return no_grade("the patch does not apply", patch)
     # Tests come after the patch and replace the agent's, so that its changes to them do not count.
@@ -78,7 +80,7 @@ async def _graded(task: Task, sandbox: Sandbox, patch: bytes) -> Grade:
         ["sh", "-c", _LAY, "lay", SET_ASIDE, spec["tests"], _RUN], user="root", timeout_s=_LAY_S
     )
     if not laid.ok:
-        raise TaskError(f"The tests of task {task.id!r} could not be laid: {laid.describe(500)}.")
+        raise TaskError(f"The tests of task {task.id!r} could not be copied: {laid.describe(500)}.")
     run = await evaluate(task, sandbox, _SCRIPT, parser_named(_PARSER), _TIMEOUT_S)
     expected = spec["expected"]
     statuses = run.reading.statuses

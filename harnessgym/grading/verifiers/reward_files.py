@@ -1,6 +1,6 @@
 """Reads the result of a test script: `reward.json`, else `reward.txt`. Pure functions over hostile bytes.
 
-A malformed result is never a reward: every function here raises a TaskError that names what was found.
+A malformed result is never a reward: every function here raises a TaskError that quotes it.
 """
 
 import json
@@ -128,7 +128,7 @@ def _named(rewards: dict[str, float]) -> RewardChannels:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     json_object = dict(pairs)
     if len(json_object) != len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key is given twice")
     return json_object
 
 

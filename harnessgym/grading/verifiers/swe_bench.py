@@ -74,7 +74,7 @@ class Resolution:
 
 
 def resolution(statuses: Mapping[str, LogStatus], expected: Expectation) -> Resolution:
-    """Compares the tests' statuses with the expected ones."""
+    """Sorts the expected tests into those that have the right status and those that do not."""
     f2p = [_fixed(test, statuses, expected.eval_type) for test in expected.fail_to_pass]
     p2p = [_kept(test, statuses, expected.eval_type) for test in expected.pass_to_pass]
     return Resolution(*_halves(expected.fail_to_pass, f2p), *_halves(expected.pass_to_pass, p2p))
@@ -127,24 +127,24 @@ class Prediction:
 class SweBenchVerifier:
     """Reads `metadata["swe_bench"]`; see `harnessgym.tasks.swe_bench`."""
 
-    async def verify(self, task: Task, workspace: Path, place: Opener) -> Grade:  # noqa: ARG002
+    async def verify(self, task: Task, workspace: Path, open_sandbox: Opener) -> Grade:  # noqa: ARG002
         """See `Verifier.verify`."""
-        async with place() as sandbox:
+        async with open_sandbox() as sandbox:
             change = await handed_in(task, sandbox)
             if change.problem or not change.patch.strip():
                 return no_grade(change.problem or "nothing was changed", change.patch)
             return await _graded(task, sandbox, change.patch)
 
 
-async def grade_prediction(task: Task, prediction: Prediction, place: Opener) -> Grade:
+async def grade_prediction(task: Task, prediction: Prediction, open_sandbox: Opener) -> Grade:
     """Grades a patch from a predictions file.
 
-    `place` opens a sandbox of the task's image with an empty workspace and no network. Raises TaskError and
-    SandboxError as `Verifier.verify` does.
+    `open_sandbox` opens a sandbox of the task's image with an empty workspace and no network. Raises
+    TaskError and SandboxError as `Verifier.verify` does.
     """
     if prediction.model_patch is None or not prediction.model_patch.strip():
         return no_grade("the prediction has no patch", b"")
-    async with place() as sandbox:
+    async with open_sandbox() as sandbox:
         await begin(task, sandbox)
         return await _graded(task, sandbox, patch_bytes(prediction.model_patch))
 
@@ -207,7 +207,7 @@ async def doubted(
     *,
     exit_code_decides: bool = True,
 ) -> Grade:
-    """Checks a successful grade with a planted test that must fail; tampering if it does not.
+    """Checks a successful grade with a planted test that must fail. If it does not, the grade is tampered.
 
     `spec` has `test_patch`, `fail_to_pass` and `log_parser`. For `exit_code_decides` see `read_log`.
     """
@@ -259,7 +259,7 @@ def _grade(
 
 
 def no_grade(problem: str, patch: bytes, **more: Any) -> Grade:
-    """A grade of 0, because what was handed in could not be measured."""
+    """A grade of 0, for a change that could not be tested."""
     return Grade(
         {"reward": 0.0, "f2p": 0.0, "p2p": 0.0}, evidence={"problem": problem, **more, **shown_patch(patch)}
     )

@@ -33,9 +33,9 @@ _SHOWN = 50
 class SweRebenchVerifier:
     """Reads `metadata["swe_rebench"]`; see `harnessgym.tasks.swe_rebench`."""
 
-    async def verify(self, task: Task, workspace: Path, place: Opener) -> Grade:  # noqa: ARG002
+    async def verify(self, task: Task, workspace: Path, open_sandbox: Opener) -> Grade:  # noqa: ARG002
         """See `Verifier.verify`."""
-        async with place() as sandbox:
+        async with open_sandbox() as sandbox:
             change = await handed_in(task, sandbox)
             if change.problem or not change.patch.strip():
                 return no_grade(change.problem or "nothing was changed", change.patch)

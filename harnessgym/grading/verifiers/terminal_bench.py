@@ -93,14 +93,14 @@ PARSERS: Mapping[str, Callable[[str], TerminalBenchReport]] = {
 class TerminalBenchVerifier:
     """Runs a terminal-bench task's test script. See the module."""
 
-    async def verify(self, task: Task, workspace: Path, place: Opener) -> Grade:  # noqa: ARG002
+    async def verify(self, task: Task, workspace: Path, open_sandbox: Opener) -> Grade:  # noqa: ARG002
         """See `Verifier.verify`."""
         test = script_of(task, KEY)
         where = f"Task {task.id!r}"
         name = task.metadata.get("parser_name", "pytest")
         if name not in PARSERS:
             raise TaskError(f"{where}: metadata.parser_name is {name!r}. Known: {', '.join(PARSERS)}.")
-        async with place() as sandbox:
+        async with open_sandbox() as sandbox:
             run = await run_script(sandbox, test, task)
         if run.ended.timed_out:
             return Grade({"reward": 0.0}, evidence={**run.evidence, "timed_out": True})

@@ -1,9 +1,8 @@
-"""Runs the test script of a task as in a container of its own.
+"""Runs the test script of a task in a fresh sandbox, as its format does in a container of its own.
 
 Tests are in `/tests`, results in `/logs/verifier`. The script runs as root in one fresh sandbox. What it
-fetches (`apt-get`, `curl`, `uv`, `pip`) was put into the image beforehand
-(`harnessgym.grading.verifiers.tools`). If something is missing, that is the task's fault and gives no
-reward.
+fetches (`apt-get`, `curl`, `uv`, `pip`) was installed in the image beforehand
+(`harnessgym.grading.verifiers.tools`). If something is missing, that is the task's fault: there is no reward.
 """
 
 from collections.abc import Mapping
@@ -135,7 +134,7 @@ async def run_script(sandbox: Sandbox, test: VerifierScript, task: Task) -> Scri
         argv, user=user, stdin=tests.archive() if test.laid else None, timeout_s=_STEP_S
     )
     if not laid.ok:
-        raise TaskError(f"{where}: the tests could not be laid into {TESTS}: {laid.describe()}.")
+        raise TaskError(f"{where}: the tests could not be copied into {TESTS}: {laid.describe()}.")
     missing = f"{_OWN}/missing"
     env = {"HOME": f"{_OWN}/home", "HARNESSGYM_MISSING": missing, **test.env}
     runs_as = user if test.root else None
@@ -153,7 +152,7 @@ async def clear(sandbox: Sandbox, test: VerifierScript, where: str) -> None:
     argv = ["sh", "-c", _CLEAR, "sh", _OWN, "yes" if test.laid else ""]
     done = await sandbox.exec(argv, user=user, timeout_s=_STEP_S)
     if not done.ok:
-        raise TaskError(f"{where}: tests and results could not be taken away: {done.describe()}.")
+        raise TaskError(f"{where}: tests and results could not be removed: {done.describe()}.")
 
 
 async def look(sandbox: Sandbox, path: str) -> ResultFile:
@@ -164,7 +163,7 @@ async def look(sandbox: Sandbox, path: str) -> ResultFile:
         argv, user="root" if root else None, timeout_s=_STEP_S, max_output=MAX_BYTES + 1
     )
     if done.exit_code not in _KINDS or done.timed_out:
-        raise TaskError(f"{path} could not be looked at: {done.describe()}. The image needs sh and head.")
+        raise TaskError(f"{path} could not be read: {done.describe()}. The image needs sh and head.")
     kind = _KINDS[done.exit_code]
     return ResultFile(kind, done.stdout if kind == "file" else b"")
 
@@ -174,6 +173,7 @@ def complete(run: ScriptRun, test: VerifierScript, where: str) -> None:
     if run.missing:
         raise TaskError(
             f"{where}: {test.script} asked for {'; '.join(run.missing[:8])[:1_000]}, and nothing can be "
-            "fetched while grading. What its lines name in plain words is put into the image ahead; put "
-            "the rest into the task's image."
+            "fetched while grading. Packages that its lines name literally are installed in the image "
+            "beforehand; "
+            "add the others to the task's image."
         )

@@ -1,4 +1,4 @@
-"""Reads from a test script's text what it fetches, and puts that into the image while there is network.
+"""Reads from a test script's text what it fetches, and installs that in the image while there is network.
 
 Test scripts of published tasks begin with `apt-get install`, `curl .../uv/install.sh | sh`, `uvx -w
 pytest==8.4.1 pytest` or `pip install pytest`. Grading has no network. So a layer of the grading image
@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from harnessgym.grading.runners.offline import _INSTALLER as _UV_INSTALLER
-from harnessgym.grading.runners.offline import (
-    _TAKES_VALUE,
-)  # what an image was made with is its text, which stays as it is
+from harnessgym.grading.runners.offline import _TAKES_VALUE
 
 FOLDER = "/opt/harnessgym/verifier"
 BIN = f"{FOLDER}/bin"
@@ -111,10 +109,10 @@ class _Reader:
         """The files that scripts may name."""
         self._pip: dict[str, str] = {}
         self._apt: dict[str, None] = {}
-        self._fetches = self._python = self._fetching_else = False
+        self._fetches = self._python = self._fetches_more_than_uv = False
 
     def tools(self) -> Tools:
-        apt = [name for name in self._apt if self._fetching_else or name not in _SHIMMED]
+        apt = [name for name in self._apt if self._fetches_more_than_uv or name not in _SHIMMED]
         pytest = {"pytest": "pytest"} if self._fetches else {}
         return Tools(self._fetches, tuple((pytest | self._pip).values()), tuple(apt), self._python)
 
@@ -129,7 +127,7 @@ class _Reader:
         if program in ("apt", "apt-get"):
             self._read_apt(rest)
         elif program in ("curl", "wget"):
-            self._fetching_else |= not any(_UV_INSTALLER.search(word) for word in rest)
+            self._fetches_more_than_uv |= not any(_UV_INSTALLER.search(word) for word in rest)
         elif program in ("pip", "pip3"):
             self._read_pip(rest)
         elif program == "uvx":

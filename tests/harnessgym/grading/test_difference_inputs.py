@@ -217,7 +217,7 @@ def test_what_cannot_be_compared_is_told(tmp_path):
     assert found == set()
     assert left_out == {
         "a.g": "the candidate has no function of this name",
-        "b": "the candidate's is no Python, or nested too deep",
+        "b": "the candidate's file is not valid Python, or nested too deep",
         "c": "the candidate does not have this file",
     }
     (tmp_path / "candidate" / "c.py").symlink_to("a.py")
@@ -263,6 +263,6 @@ def test_code_nested_too_deep_to_be_compared_is_left_out(tmp_path):
     ]
     assert [each.functions for each in found] == [(), ()]
     assert [dict(each.left_out) for each in found] == [
-        {"sums": "the candidate's is no Python, or nested too deep"},
-        {"sums": "the gold solution's is no Python, or nested too deep"},
+        {"sums": "the candidate's file is not valid Python, or nested too deep"},
+        {"sums": "the gold solution's file is not valid Python, or nested too deep"},
     ]

@@ -23,8 +23,8 @@ def always_content(task, workspace):
 class TrustsOutput:
     """Takes the reward from what the agent's program prints."""
 
-    async def verify(self, task, workspace, place):
-        async with place() as sandbox:
+    async def verify(self, task, workspace, open_sandbox):
+        async with open_sandbox() as sandbox:
             result = await sandbox.exec(["sh", "-c", "python3 answer.py; sleep 0.2; echo"], timeout_s=10)
         return Grade({"reward": float(b'{"reward": 1}' in result.stdout or result.stdout.strip() == b"42")})
 
