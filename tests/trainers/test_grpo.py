@@ -304,7 +304,7 @@ def test_metrics_count_what_was_given_up_and_where_time_went(tmp_path, model):
 
 
 def test_settings_that_contradict_each_other_are_refused(tmp_path, model):
-    with pytest.raises(HarnessGymError, match="min_group is 4, and a group has only 3"):
+    with pytest.raises(HarnessGymError, match="min_group is 4, but a group has only 3"):
         make_run(tmp_path / "a", model, min_group=4)
     with pytest.raises(HarnessGymError, match="set stream = false"):
         make_run(tmp_path / "b", model, stream=True, reward_shuffle=True)
@@ -317,7 +317,7 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path, model):
         ({"periodic": True, "stream": False}, "periodic = true needs stream = True"),
         ({"periodic": True, "when_stale": "wait"}, "periodic = true needs when_stale = drop"),
         ({"periodic": True, "over_launch": 2}, "periodic training does not allow"),
-        ({"periodic": True, "reuse": 1}, "η = 0 trains none"),
+        ({"periodic": True, "reuse": 1}, "η = 0 does not allow"),
         ({"periodic": True, "reward_shuffle": True}, "set stream = false"),
         ({"over_launch": 2}, "set when_stale to drop or requeue"),
         ({"over_launch": 2, "when_stale": "drop", "max_staleness": 0}, "raise max_staleness"),
