@@ -20,7 +20,7 @@ def shortage(path: Path) -> str | None:
 
 
 def full_disk(error: BaseException) -> str | None:
-    """A message if an error, or one that caused it, is a full disk or quota; else None."""
+    """A message if an error, or one of its causes, is a full disk or an exceeded quota; else None."""
     at: BaseException | None = error
     while at is not None:
         if isinstance(at, OSError) and at.errno in (errno.ENOSPC, errno.EDQUOT):

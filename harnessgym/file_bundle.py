@@ -81,7 +81,7 @@ def unpacked(text: str) -> dict[str, bytes]:
         ) as archive:
             return {entry.name: _content(archive, entry) for entry in archive if entry.isfile()}
     except (ValueError, OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise TaskError(f"What should be packed files is none: {error}.") from error
+        raise TaskError(f"The packed files cannot be unpacked: {error}.") from error
 
 
 def _archive(files: Mapping[str, bytes], executable: Collection[str]) -> bytes:

@@ -111,7 +111,7 @@ class Heartbeat:
         self._alive: Callable[[], bool] = always
         self._loop: AbstractEventLoop | None = None
         self._asked = threading.Event()
-        """Set while a question to the event loop has not been answered."""
+        """Set while a callback on the event loop has not run yet."""
 
     def start(self) -> None:
         """Start to beat."""
@@ -133,7 +133,7 @@ class Heartbeat:
             loop = self._loop
             if loop is None:
                 self._beat()
-            elif not self._asked.is_set():  # one question at a time: a loop that hangs must not gather them
+            elif not self._asked.is_set():  # one callback at a time: a loop that hangs must not collect them
                 self._asked.set()
                 try:
                     loop.call_soon_threadsafe(self._answer)
@@ -150,7 +150,7 @@ class Heartbeat:
             self._send(_BEAT)
 
     def _send(self, beat: bytes) -> None:
-        with contextlib.suppress(OSError):  # nobody has listened for hours, or whoever did is gone
+        with contextlib.suppress(OSError):  # the socket buffer is full, or the listener is gone
             self._channel.send(beat)
 
 
@@ -159,7 +159,7 @@ _own: Heartbeat | None = None
 
 def begin() -> None:
     """Start the heartbeat of this process if its parent listens."""
-    global _own  # noqa: PLW0603 - a process has one heart
+    global _own  # noqa: PLW0603 - one heartbeat per process
     if descriptor := os.environ.pop(VARIABLE, None):
         _own = Heartbeat(socket.socket(fileno=int(descriptor)))
         _own.start()

@@ -159,7 +159,7 @@ class Sampling:
 _REMEMBERED = 32
 _CONTEXTS: dict[tuple[int, ...], tuple[tuple[ToolSpec, ...], str]] = {}
 """Digests by the ids of the tool objects. The tools are kept in the value, so that their ids are not reused.
-A harness offers the same tools for hours, so hashing them each time would be a waste."""
+A harness offers the same tools for hours, so they are hashed once."""
 
 
 def context_digest(tools: tuple[ToolSpec, ...]) -> str:

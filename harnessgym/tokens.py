@@ -57,8 +57,8 @@ class TokenArray(array):  # type: ignore[type-arg]  # takes a parameter from Pyt
     @overload
     def __getitem__(self, at: slice) -> "TokenArray": ...
     def __getitem__(self, at: SupportsIndex | slice) -> "int | TokenArray":
-        found: Any = super().__getitem__(at)
-        return TokenArray(found) if isinstance(at, slice) else int(found)
+        item: Any = super().__getitem__(at)
+        return TokenArray(item) if isinstance(at, slice) else int(item)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,4 @@
-"""The output of long commands, a run's above all: a live panel on a terminal, a line every few seconds
-elsewhere.
-"""
+"""The output of long commands such as `train`: a live panel on a terminal, else a line every few seconds."""
 
 import time
 from collections.abc import Callable
@@ -51,7 +49,7 @@ _LINE_S = 10.0
 
 
 class Dashboard(LiveView):
-    """Looks at a run and draws it. It may be called at any rate and limits its own."""
+    """Shows a run's progress. May be called at any rate; it redraws only every so often."""
 
     def __init__(self, console: Console, look: Callable[[], RunProgress]) -> None:
         super().__init__(console)

@@ -14,7 +14,7 @@ from harnessgym.cli.live_view import LiveView
 
 
 class RolloutTable(LiveView):
-    """Draws a campaign's progress. It may be called at any rate and limits its own."""
+    """Shows a batch rollout's progress. May be called at any rate; it redraws only every so often."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)

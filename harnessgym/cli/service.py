@@ -45,7 +45,7 @@ def run_service(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     serve = choose(settings) if choose else load("service", name)
-    # Begun only after the modules are loaded: a library that takes minutes to load may block every thread.
+    # Start only after the modules are loaded: a library that takes minutes to load may block every thread.
     begin_heartbeat()
     serve(settings)
 

@@ -59,8 +59,8 @@ _TAIL = 2_000
 class Attempt:
     """One attempt at a claimed rollout. Call `run` once."""
 
-    def __init__(self, line: "Pipeline", stages: Stages, pressure: Pressure, row: RolloutRow) -> None:
-        self.line = line
+    def __init__(self, pipeline: "Pipeline", stages: Stages, pressure: Pressure, row: RolloutRow) -> None:
+        self.pipeline = pipeline
         self.stages = stages
         self.pressure = pressure
         self.row = row
@@ -85,7 +85,7 @@ class Attempt:
         """Run to the outcome. Our own errors and the machine's are returned as an infrastructure error."""
         try:
             try:
-                async with self.line.proxy_watch.watching():
+                async with self.pipeline.proxy_watch.watching():
                     return await self._stages()
             finally:
                 # The sandbox goes first: once it is gone nothing can call the proxy, so sealing needs no
@@ -112,7 +112,7 @@ class Attempt:
             await self._collect_faults()
             await self._reconstruct(result, self._task.limits.wall_s, calls)
             evidence = await self._left.enter_async_context(self._collect_artifacts(self._task))
-            if self._task.verifier == "separate" and "sandbox" not in self.line.needed:
+            if self._task.verifier == "separate" and "sandbox" not in self.pipeline.needed:
                 await self._release()  # those that wait for a grader keep no sandbox from others
         async with self._hold_slot(self.stages.evaluate):
             self.phase = "evaluate"
@@ -163,11 +163,11 @@ class Attempt:
 
     async def _prepare(self) -> None:
         """Open the sandbox, set the workspace up and open the session. Only the launch remains."""
-        line = self.line
+        pipeline = self.pipeline
         row = self.row
-        task = await anyio.to_thread.run_sync(line.task_of, row)
+        task = await anyio.to_thread.run_sync(pipeline.task_of, row)
         harness = self._harness()
-        require(line.backend.capabilities, needs(task))
+        require(pipeline.backend.capabilities, needs(task))
         began = time.perf_counter()
         await self._holding.enter_async_context(
             self.pressure.admitted(task.limits.memory_mb, f"rollout {row.id}")
@@ -175,16 +175,18 @@ class Attempt:
         self._book("wait.room", time.perf_counter() - began)
         self.phase, began = "open", time.perf_counter()
         asked = step_task(task, task.steps[0]) if task.steps else task
-        opened = line.backend.open(task.limits, equipment(harness, asked, line.backend.capabilities))
+        opened = pipeline.backend.open(task.limits, equipment(harness, asked, pipeline.backend.capabilities))
         self._task, self._sandbox = task, await self._holding.enter_async_context(opened)
         self.phase = "prepare"
         self._book("prepare.open", time.perf_counter() - began)
         if (setup_s := await furnish(task, self._sandbox)) is not None:
             self._book("prepare.setup", setup_s)
-        if line.faults.inject:
-            self._faulty = ShimmedSandbox(self._sandbox, FaultPlan(line.faults, row.seed), line.proxy_socket)
+        if pipeline.faults.inject:
+            self._faulty = ShimmedSandbox(
+                self._sandbox, FaultPlan(pipeline.faults, row.seed), pipeline.proxy_socket
+            )
             self._sandbox = self._faulty
-        self._session = await line.control.open_session(
+        self._session = await pipeline.control.open_session(
             row.id,
             sampling={**_sampling(row), "seed": row.seed},
             limits={
@@ -193,8 +195,8 @@ class Attempt:
                 **_least(row),
             },
             min_version=row.submitted_version,
-            options=line.options.model_copy(
-                update={"side_calls": (*line.options.side_calls, *harness.side_calls)}
+            options=pipeline.options.model_copy(
+                update={"side_calls": (*pipeline.options.side_calls, *harness.side_calls)}
             ),
         )
 
@@ -218,7 +220,7 @@ class Attempt:
             self._ran.append((began, time.monotonic()))
 
     def _harness(self) -> Harness:
-        known = self.line.harnesses
+        known = self.pipeline.harnesses
         if self.row.harness not in known:
             raise HarnessError(
                 f"The run has no harness {self.row.harness!r} (it has: {', '.join(sorted(known))})."
@@ -229,50 +231,52 @@ class Attempt:
         """Record the injected faults in the trace and remove their tools from the workspace."""
         if self._faulty is not None:
             account = await self._faulty.collect()
-            await self.line.store.awrite(
+            await self.pipeline.store.awrite(
                 lambda conn: record(conn, self.row.id, account.applied, account.doubt)
             )
 
     async def _reconstruct(self, result: ExecResult, wall_s: float, calls: int) -> None:
         """Read back what the policy did. Raises `RolloutFailed` if that cannot be graded."""
         row = self.row
-        trajectory = await self.line.store.aread(lambda conn: rows_of(conn, row.id, group_id=row.group_id))
+        trajectory = await self.pipeline.store.aread(
+            lambda conn: rows_of(conn, row.id, group_id=row.group_id)
+        )
         if trajectory.incomplete is not None:
             raise RolloutFailed(Cause.ENGINE_ERROR, trajectory.incomplete)
         # A proxy outage and a silent engine are checked before the harness is blamed: either makes a correct
         # harness fail or stop without a call.
         if calls == 0 or not result.ok:
-            absence = await self.line.proxy_watch.absence(self._ran[0][0], self._ran[-1][1])
+            absence = await self.pipeline.proxy_watch.absence(self._ran[0][0], self._ran[-1][1])
             if absence is not None:
                 raise RolloutFailed(Cause.PROXY_ERROR, f"{absence}. {described(result)}")
-        silences = await self.line.store.aread(lambda conn: call_rows.silences(conn, row.id))
+        silences = await self.pipeline.store.aread(lambda conn: call_rows.silences(conn, row.id))
         if silent := blamed(silences, timed_out=result.timed_out, wall_s=wall_s):
             raise RolloutFailed(Cause.ENGINE_SILENT, silent)
         if calls == 0:
             raise RolloutFailed(Cause.NO_CALLS, f"The harness never called the proxy. {described(result)}")
 
     def _collect_artifacts(self, task: Task) -> AbstractAsyncContextManager[CollectedArtifacts]:
-        return collected_artifacts(task, self._sandbox, self.line.backend.root, self._left_behind.append)
+        return collected_artifacts(task, self._sandbox, self.pipeline.backend.root, self._left_behind.append)
 
     async def _evaluate(self, result: ExecResult, evidence: CollectedArtifacts) -> RolloutOutcome:
         return await self._rewarded(result, await self._grade(self._task, evidence))
 
     async def _grade(self, task: Task, evidence: CollectedArtifacts) -> Grade:
         """The grade of a task or of one step, with a second opinion if the run asks for one."""
-        backend = self.line.backend
+        backend = self.pipeline.backend
         bare = equipment_of(task, grades=True)
         shared = self._sandbox if task.verifier == "shared" else None
         grade = await verdict(
             task, evidence, shared, lambda: backend.open(task.limits, bare), self._left_behind.append
         )
-        if self.line.second_opinion and grade.tampered is None and grade.rewards["reward"] >= 1.0:
+        if self.pipeline.second_opinion and grade.tampered is None and grade.rewards["reward"] >= 1.0:
             opinion = await opinion_on(self._task, evidence.folder, lambda: backend.open(task.limits, bare))
             grade = with_opinion(grade, opinion)
         return grade
 
     async def _rewarded(self, result: ExecResult, grade: Grade) -> RolloutOutcome:
         scores = await self._scores(grade)
-        refused = await self.line.store.aread(
+        refused = await self.pipeline.store.aread(
             lambda conn: events.of_rollout(conn, self.row.id, "refused_request")
         )
         cause = cause_of_end(result, {event.attributes.get("limit") for event in refused})
@@ -280,25 +284,27 @@ class Attempt:
 
     async def _scores(self, grade: Grade) -> tuple[RewardRow, ...]:
         """The scores of the run's rewards and the reward to train on. A tampered workspace is not scored."""
-        line = self.line
+        pipeline = self.pipeline
         sandbox = self._sandbox
         if grade.tampered is not None:
-            return () if line.weights is None else (line.weights.tampered(self.row.id),)
-        if not line.rewards and line.weights is None:
+            return () if pipeline.weights is None else (pipeline.weights.tampered(self.row.id),)
+        if not pipeline.rewards and pipeline.weights is None:
             return ()
-        asked = "sandbox" in line.needed
-        record = RewardContext(line.store, self.row.id, self._task, sandbox if asked else None, line.control)
-        scores = await score_all(line.rewards, record, grade.rewards)
-        if line.weights is None:
+        asked = "sandbox" in pipeline.needed
+        record = RewardContext(
+            pipeline.store, self.row.id, self._task, sandbox if asked else None, pipeline.control
+        )
+        scores = await score_all(pipeline.rewards, record, grade.rewards)
+        if pipeline.weights is None:
             return scores
-        return (*scores, line.weights.total(self.row.id, grade.rewards["reward"], scores))
+        return (*scores, pipeline.weights.total(self.row.id, grade.rewards["reward"], scores))
 
     async def _seal(self, grace_s: float = 1.0) -> int:
         """Refuse further calls. Returns how many there were."""
         assert self._session is not None
         session = self._session
         self._session = None
-        return (await self.line.control.seal(session.session_id, grace_s=grace_s)).calls
+        return (await self.pipeline.control.seal(session.session_id, grace_s=grace_s)).calls
 
     async def _seal_behind(self) -> None:
         """Seal a session that an error or cancellation left open. Does not wait for a proxy that is gone."""
@@ -331,7 +337,7 @@ class Attempt:
             _LOG.warning("rollout %s: %s", row.rollout_id, row.attributes["problem"])
         if rows:
             try:
-                await self.line.store.awrite(lambda conn: events.add_many(conn, rows))
+                await self.pipeline.store.awrite(lambda conn: events.add_many(conn, rows))
             except StoreError as error:
                 _LOG.warning("rollout %s: what was left behind could not be recorded: %s", self.row.id, error)
 

@@ -101,13 +101,13 @@ async def serve(settings: NodeSettings, leaving: asyncio.Event | None = None) ->
             }
             rewards = make_rewards(config.rewards)
             at = socket_dir / "proxy.sock"
-            line = Pipeline(
+            pipeline = Pipeline(
                 store, control, backend, harnesses, config.session, plan.task, rewards, config.faults, at
             )
-            line.weights = weights_of(config)
-            line.second_opinion = config.node.second_opinion
+            pipeline.weights = weights_of(config)
+            pipeline.second_opinion = config.node.second_opinion
             pressure = Pressure(workspaces, config.node)
-            node = Node(store, plan, line, config.node, pressure, settings.name, leaving)
+            node = Node(store, plan, pipeline, config.node, pressure, settings.name, leaving)
             async with endpoints(node, settings.sandbox, config.policy.name, folder):
                 await node.serve()
 

@@ -34,7 +34,8 @@ from harnessgym.tasks.payload import task_of
 
 _EVERY_S = 1.0
 _AWAY_S = 3.0
-"""A proxy whose answer is later than this was away. On a busy machine it may be late by a second."""
+"""Seconds without an answer after which the proxy counts as away. A busy machine delays answers by a
+second."""
 
 _KEPT = 256
 

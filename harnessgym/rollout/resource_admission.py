@@ -1,4 +1,4 @@
-"""When a node takes no more work: admission by memory and disk, and a circuit breaker.
+"""Decides when a node takes no more work: admission by memory and disk, and a circuit breaker.
 
 A sandbox is opened only while this machine has room for it. The limits of tasks are ceilings that few
 rollouts reach, so they are not added up. What counts is what is free at the moment. With no sandbox open

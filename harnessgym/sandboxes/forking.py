@@ -216,7 +216,7 @@ class ForkServer:
             self._process.kill()
         assert self._process.stderr is not None
         stderr = (await self._process.stderr.read(4096)).decode(errors="replace").strip()
-        reason = answer.decode(errors="replace") or stderr or "It ended without a word."
+        reason = answer.decode(errors="replace") or stderr or "It ended with no output."
         await self._end()
         raise SandboxError(f"The fork server of {self._spec.python} did not start. {reason}")
 

@@ -1,8 +1,8 @@
-"""A warm pool: makes things ahead of demand, parks them, and hands them out in the time it takes to wake one.
+"""A warm pool: makes resources ahead of demand, parks them, and wakes one when it is claimed, which is quick.
 
-Things are grouped by a key; things of equal keys are interchangeable. The number of parked things follows a
-key's demand: its recent claim rate times the time to make two, and one more. The whole pool is limited by a
-number and by the machine's memory. Things that nobody claims for a while are discarded.
+Resources are grouped by a key; those of equal keys are interchangeable. The number of parked ones follows a
+key's demand: its recent claim rate times the time to make two, plus one. The whole pool is limited by a
+number and by the machine's memory. Resources that nobody claims for a while are discarded.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ K_contra = TypeVar("K_contra", bound=Hashable, contravariant=True)
 
 
 class Maker(Protocol[K_contra, T]):
-    """Makes, parks, wakes and discards the things of a pool."""
+    """Makes, parks, wakes and discards the resources of a pool, such as containers."""
 
     async def make(self, key: K_contra) -> T:
         """Makes a thing, awake. Raises HarnessGymError if it cannot."""
@@ -268,7 +268,7 @@ class WarmPool(Generic[K, T]):
                     raise
                 self._parked.setdefault(key, deque()).append(thing)
         except HarnessGymError as error:
-            _LOG.warning("Nothing could be made ahead of demand: %s", error)
+            _LOG.warning("The warm pool could not be refilled: %s", error)
             await asyncio.sleep(_PAUSE_S)
         finally:
             self._making[key] -= 1

@@ -1,4 +1,4 @@
-"""Walks, copies and clears folders that somebody else controls and may still be changing.
+"""Walks, copies and clears folders that another user controls and may still be changing.
 
 Every step opens one name relative to a descriptor and follows no link. Number, depth and length are bounded.
 """

@@ -1,4 +1,4 @@
-"""Child processes of a run: they inherit sockets, are restarted within bounds and end with the run."""
+"""Child processes of a run: they inherit sockets, are restarted, within limits, and end with the run."""
 
 import contextlib
 import json
@@ -90,7 +90,7 @@ class Children:
         if self._fork_server is not None:
             with self._cold_if_lost():  # an interruption may end this wait
                 self._fork_server.wait_until_ready()
-        with interruption_deferred():  # a child nobody knows of would be left behind
+        with interruption_deferred():  # an interruption here would leave an unrecorded child behind
             self.by_name[spec.name] = Child(spec, *self._spawn(spec), Restarts(self.max_restarts))
             self._record()
 

@@ -123,7 +123,7 @@ class ServiceForkServer:
             self._ready = True
 
     def status_of(self, pid: int, timeout_s: float) -> int | None:
-        """How a service ended, as `subprocess` says it; None if the server does not tell in time."""
+        """Exit status of a service, as in `subprocess`; None if the server does not report it in time."""
         deadline = time.monotonic() + timeout_s
         while pid not in self._statuses:
             try:
@@ -150,7 +150,7 @@ class ServiceForkServer:
                 return message[key]
 
     def _receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next message, None if none comes in time. Keeps what it says about services that ended."""
+        """The next message; None if none arrives in time. Records the exit statuses in it."""
         try:
             if not select.select([self._channel], [], [], timeout_s)[0]:
                 return None
@@ -178,8 +178,8 @@ class ForkedProcess:
     def __init__(self, server: ServiceForkServer, pid: int) -> None:
         self._server = server
         self.pid = pid
-        # A descriptor of the process itself: it tells of the end even while the server is stopped, and no
-        # signal can reach another process that was given the same pid.
+        # A pidfd: it reports the end even while the server is stopped, and a signal cannot reach another
+        # process that reuses the pid.
         try:
             self._descriptor: int | None = os.pidfd_open(pid)
         except ProcessLookupError:  # it has ended, and the server has collected it
@@ -267,7 +267,10 @@ def main() -> None:
 
 
 def _load(services: Sequence[str]) -> None:
-    """Import what the services import. What fails here fails in the service too, which says why."""
+    """Import the services' modules.
+
+    Ignores failures: the service fails on them too, and its log has the reason.
+    """
     from harnessgym.cli import command
     from harnessgym.registry import load
 
@@ -291,7 +294,7 @@ def _report_ended(channel: socket.socket) -> None:
 
 
 def _serve(order: Mapping[str, Any], descriptors: Sequence[int], parent: int) -> None:
-    """In a fork: take the descriptors and the environment of the service, and be it."""
+    """In a fork: take over the descriptors and the environment of the service, and run it."""
     os.setsid()
     _move(descriptors, [1, *order["descriptors"]])
     os.dup2(1, 2)
@@ -305,7 +308,7 @@ def _serve(order: Mapping[str, Any], descriptors: Sequence[int], parent: int) ->
 
 def _move(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
     """Move descriptors to the numbers that the service's settings name."""
-    # All go out of the way first: a number that one is to get may be another's own.
+    # Move all to high numbers first: the number that one needs may be in use by another.
     above = max(numbers) + 1
     aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above) for descriptor in descriptors]
     for descriptor in descriptors:

@@ -260,7 +260,7 @@ def _check_tasks(config: RunConfig, notify: Notify) -> None:
         notify(f"Tasks: {line}")
     fit = fitness(spec, whole_set, [*training, *held_out])
     if fit.refusal and not config.tasks.unfit:
-        raise ConfigError(f"tasks.set: {fit.refusal}\nMend them, take them out, or set tasks.unfit = true.")
+        raise ConfigError(f"tasks.set: {fit.refusal}\nFix or remove them, or set tasks.unfit = true.")
     if fit.warning:
         notify(f"Tasks: {fit.warning}")
 

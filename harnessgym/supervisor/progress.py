@@ -89,7 +89,7 @@ class RunProgress:
     processors: Mapping[str, float | None]
     """CPU cores that each process keeps busy."""
     recorded: bool
-    """Whether a supervisor recorded processes on this machine; on a cluster it does not."""
+    """Whether a supervisor recorded processes on this machine. On a cluster, none does."""
     nodes: int
     """Nodes that take rollouts."""
     running: int
@@ -206,7 +206,7 @@ class RunObserver:
             metrics=lines[-1] if lines else {},
             rewards=tuple(line["reward"] for line in lines[-_REWARDS:] if "reward" in line),
             trainer=trainer,
-            engines=tuple((_as_heard(row, silent), self._window.worker(row.id)) for row in seen.engines),
+            engines=tuple((_with_silence(row, silent), self._window.worker(row.id)) for row in seen.engines),
             stages=self._stages(seen.nodes or (1 if recorded else config.cluster.nodes)),
             processors=self._processors.look(),
             recorded=recorded,
@@ -363,7 +363,7 @@ def _silent(path: Path) -> dict[str, float]:
     return {name: max(0.0, time.time() - when) for name, when in since.items()}
 
 
-def _as_heard(row: WorkerRow, silent: Mapping[str, float]) -> WorkerRow:
+def _with_silence(row: WorkerRow, silent: Mapping[str, float]) -> WorkerRow:
     """The row of a silent engine with that state, which it cannot record itself.
 
     Only for engines the run started: of an outside engine only the weight agent is silent.

@@ -28,7 +28,7 @@ _RESULTS = ("summary.json", "curve.png")
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """What a start does with a run."""
+    """The run of a start, and what the start does with it."""
 
     run_id: str
     kind: Kind

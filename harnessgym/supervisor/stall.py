@@ -1,4 +1,4 @@
-"""Explains a run without progress: what waits for what, instead of a dashboard that does not move."""
+"""Explains why a run makes no progress: which process waits for which."""
 
 import time
 from collections.abc import Mapping
@@ -73,37 +73,37 @@ class StallWatch:
         if now < self._next:
             return None
         self._next = now + self.period_s / _LOOKS_PER_PERIOD
-        standing = self.store.read(lambda conn: stand(conn, self.run_id, self.policy_id, status))
-        if standing.progress != self._last:
-            self._last = standing.progress
+        counts = self.store.read(lambda conn: stand(conn, self.run_id, self.policy_id, status))
+        if counts.progress != self._last:
+            self._last = counts.progress
             self._since = now
             self._told = now
         if now - self._told < self.period_s:
             return None
         self._told = now
-        return self._explain(standing, now - self._since, self._hold_ups(standing))
+        return self._explain(counts, now - self._since, self._hold_ups(counts))
 
-    def _hold_ups(self, standing: RunCounts) -> list[str]:
-        behind = frozenset(worker.id for worker in standing.workers if standing.behind(worker))
+    def _hold_ups(self, counts: RunCounts) -> list[str]:
+        behind = frozenset(worker.id for worker in counts.workers if counts.behind(worker))
         followed = frozenset(self.children.by_name)
-        engines = Engines(standing.workers, standing.version, behind, standing.versions, followed)
-        purposes = _PURPOSES.get(standing.status, ())
+        engines = Engines(counts.workers, counts.version, behind, counts.versions, followed)
+        purposes = _PURPOSES.get(counts.status, ())
         return self.store.read(lambda conn: hold_ups(conn, self.run_id, purposes, engines))
 
-    def _explain(self, standing: RunCounts, seconds: float, held_up: list[str]) -> str:
+    def _explain(self, counts: RunCounts, seconds: float, held_up: list[str]) -> str:
         engines = (
-            ", ".join(f"{each.id} v{each.version} {each.state}" for each in standing.workers)
+            ", ".join(f"{each.id} v{each.version} {each.state}" for each in counts.workers)
             or "none has registered"
         )
         lines = [
             (
                 f"No rollout has finished and no step was taken for {seconds:.0f} s while "
-                f"{standing.status.replace('_', ' ')}."
+                f"{counts.status.replace('_', ' ')}."
             ),
-            f"  {waiting(standing)}",
+            f"  {waiting(counts)}",
             *(f"  {sentence}" for sentence in held_up),
-            f"  rollouts: {_counts(standing.rollouts)}; groups of this phase: {_counts(standing.groups)}",
-            f"  newest version: {standing.version}; engines: {engines}",
+            f"  rollouts: {_counts(counts.rollouts)}; groups of this phase: {_counts(counts.groups)}",
+            f"  newest version: {counts.version}; engines: {engines}",
         ]
         for name, child in self.children.by_name.items():
             words = self.children.log_tail(name).splitlines()
@@ -130,28 +130,28 @@ def stand(conn: Connection, run_id: str, policy_id: str, status: RunStatus) -> R
     return RunCounts(status, states, by_status, version, tuple(workers.engines_of(conn, run_id)), several)
 
 
-def waiting(standing: RunCounts) -> str:
-    """What waits for what, as far as the counts show."""
-    serving = standing.workers
+def waiting(counts: RunCounts) -> str:
+    """A sentence on which process waits for which, as far as the counts show."""
+    serving = counts.workers
     reasons = (
-        (standing.version < 0, "Everybody waits for the trainer to publish the starting weights."),
+        (counts.version < 0, "Everybody waits for the trainer to publish the starting weights."),
         (
             not any(worker.state == "ready" for worker in serving),
             "Harnesses wait for an engine: none is ready.",
         ),
         (
-            standing.rollouts.get("running"),
+            counts.rollouts.get("running"),
             "The trainer waits for rollouts, which wait for a harness, an engine or a grader.",
         ),
         (
-            standing.rollouts.get("pending"),
+            counts.rollouts.get("pending"),
             "The trainer waits for rollouts, which wait for the node to run them.",
         ),
         (
-            any(standing.behind(worker) for worker in serving),
+            any(counts.behind(worker) for worker in serving),
             "The node waits for every engine to serve the newest version.",
         ),
-        (standing.groups.get("complete"), "The node waits for the trainer to consume complete groups."),
+        (counts.groups.get("complete"), "The node waits for the trainer to consume complete groups."),
     )
     return next(
         (text for holds, text in reasons if holds),

@@ -1,4 +1,4 @@
-"""Lists what holds a run up: what is waited for, since when, and what to do about it.
+"""Lists the causes of a stall: what each process waits for, since when, and what to do about it.
 
 Everything is read from the store, so it works the same on one machine and on a cluster. A rollout's stage is
 derived from its session and its calls, because nodes record the times of stages only when it has ended.
@@ -20,7 +20,7 @@ _ROLLOUTS = 6
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """The engines of a run, as needed to say what waits for them."""
+    """The engines of a run and the versions that they serve."""
 
     rows: Sequence[WorkerRow]
     newest: int

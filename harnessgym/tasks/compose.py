@@ -1,7 +1,7 @@
 """Reads the one service of a docker compose file: image, build folder, environment, working folder.
 
-A task has one container. Anything that would need a second one, or more of this machine than a sandbox gives,
-is a TaskError or is named in `without`.
+A task has one container. A file that needs a second one is a TaskError. Keys that a sandbox cannot honour are
+ignored and listed in `without`.
 """
 
 import os

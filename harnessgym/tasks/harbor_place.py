@@ -1,7 +1,7 @@
-"""Where a Harbor task's agent works and its tests run: the images, variables filled in, and what is graded.
+"""The containers of a Harbor task, for its agent and its tests, and the paths that are graded.
 
-Of an agent's container, its working folder, `/logs/artifacts` and a task's other paths are graded.
-`${VAR}` and `${VAR:-default}` in values of a task are filled in.
+The graded paths are the agent's working folder, `/logs/artifacts` and the task's own artifacts. `${VAR}` and
+`${VAR:-default}` in values of a task are filled in.
 """
 
 import os

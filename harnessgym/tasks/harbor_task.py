@@ -222,7 +222,7 @@ def _tell(table: HarborTable, folder: Path, notes: Notes, *, own: bool) -> None:
     elif "allowlist" in (environment.network_mode, table.agent.network_mode):
         notes.say("allowed_hosts are not in the agent's reach: it reaches nothing but the model")
     if "public" in (table.verifier.network_mode, (table.verifier.environment or environment).network_mode):
-        notes.say("tests reach no network; what they fetch in plain words is put into their image ahead")
+        notes.say("tests reach no network; packages named in their scripts are put into the image")
     for present, what in (
         (
             table.agent.user is not None,
@@ -239,7 +239,7 @@ def _tell(table: HarborTable, folder: Path, notes: Notes, *, own: bool) -> None:
         ),
         (
             (folder / "trajectory.json").is_file(),
-            "trajectory.json is not laid before the agent: every rollout begins anew",
+            "trajectory.json is not given to the agent: every rollout starts from scratch",
         ),
     ):
         if present:

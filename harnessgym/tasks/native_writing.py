@@ -65,7 +65,7 @@ def _refuse(task: Task) -> None:
     if unsaid := [
         each.name for each in fields(Task) if each.name not in _SAID and _differs(task, plain, each.name)
     ]:
-        raise TaskError(f"It has {', '.join(unsaid)}, which a native task has no place for.")
+        raise TaskError(f"It has {', '.join(unsaid)}, which a native task cannot express.")
     if not task.instruction.strip():
         raise TaskError("It has no instruction.")
     hidden = [path for path in task.files if "__pycache__" in PurePosixPath(path).parts]

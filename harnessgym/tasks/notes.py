@@ -1,4 +1,4 @@
-"""Notes about usable tasks: collected while each task is read, and joined so that each appears once."""
+"""Notes about usable tasks: collected while a task is read, then joined so that each text appears once."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

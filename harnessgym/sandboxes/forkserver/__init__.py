@@ -1,7 +1,7 @@
 """The warmed interpreter that forks once per rollout.
 
 This folder is a program of its own. It runs inside the sandbox's outer shell, holds one thread, and imports
-nothing but the standard library and whatever its warm-up loads, so that every fork starts as a clean, ready
+nothing but the standard library and what its warm-up loads, so that every fork starts as a clean, ready
 Python. The node speaks to it through `harnessgym.sandboxes.forking`.
 
 Each rollout is three processes:

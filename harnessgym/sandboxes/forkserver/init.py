@@ -1,5 +1,5 @@
-"""The rollout's own init: starts the harness, reaps what it leaves behind, reports how it ended, and takes
-all of it down.
+"""The init process of a rollout: starts the harness, reaps orphans, reports how the harness ended, and kills
+every process of the rollout.
 
 With namespaces it is PID 1: the kernel kills everything in the rollout when it leaves, and nothing inside can
 signal or trace it. Without, it is a subreaper: whatever the harness double-forks comes back to it as a child,
@@ -69,8 +69,9 @@ def _start(channel: socket.socket, order: ForkOrder) -> tuple[int, int]:
 
 
 def _wait(harness: int, channel: int, wake: int, timeout_s: float) -> tuple[int, bool]:
-    """The harness's wait status, after it ended by itself, because the node said so, or because its time
-    was up (True).
+    """Waits for the harness. Returns its wait status, and whether it was ended because its time was up.
+
+    The node can also end it, through the channel.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):  # only the harness may hold its own pipes
@@ -125,8 +126,9 @@ def _kill_the_rest(namespaces: bool) -> None:
 
 
 def children() -> list[int]:
-    """Direct children of this process. Needs a kernel with CONFIG_PROC_CHILDREN, as every distribution's
-    has.
+    """Direct children of this process.
+
+    Needs a kernel with CONFIG_PROC_CHILDREN, which distributions enable.
     """
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         return [int(pid) for pid in file.read().split()]

@@ -1,5 +1,6 @@
-"""The few Linux calls that Python's standard library does not offer, through ctypes. Each raises OSError
-by name.
+"""Linux calls that Python's standard library lacks, through ctypes.
+
+Each raises OSError with the call's name.
 """
 
 import ctypes
@@ -43,7 +44,7 @@ def unshare(flags: int) -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    """One more mount; `options` is the file system's own data."""
+    """Mounts a file system. `options` are the file system's own options."""
     arguments = (source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
     _check(_libc.mount(*arguments), f"mount {kind or source} on {target}")
 
@@ -55,7 +56,7 @@ def prctl(option: int, value: int, name: str) -> None:
 
 
 def set_dumpable(dumpable: bool) -> None:
-    """A process that is not dumpable cannot be traced, and its `/proc` entry belongs to root."""
+    """Sets whether this process may be traced. If not, its `/proc` entry belongs to root."""
     prctl(_PR_SET_DUMPABLE, int(dumpable), "PR_SET_DUMPABLE")
 
 
@@ -65,14 +66,12 @@ def become_subreaper() -> None:
 
 
 def forbid_new_privileges() -> None:
-    """Set-user-id programs give nothing any more, here and in every child."""
+    """From now on set-user-id programs grant no rights to this process and its children."""
     prctl(_PR_SET_NO_NEW_PRIVS, 1, "PR_SET_NO_NEW_PRIVS")
 
 
 def drop_capabilities() -> None:
-    """Empties the bounding set and every other set; nothing this process or its children do brings them
-    back.
-    """
+    """Empties every capability set and the bounding set, for this process and its children, for good."""
     last = int(_read_text("/proc/sys/kernel/cap_last_cap") or 63)
     for capability in range(last + 1):
         if _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) != 0:
@@ -105,11 +104,11 @@ _SOCKET_FAMILIES = (1, 2, 10, 16)
 
 
 def filter_system_calls() -> bool:
-    """Closes the ways around a network namespace (vsock, io_uring, other socket families) and around a key
-    ring.
+    """Installs a seccomp filter against ways around a network namespace and access to kernel key rings.
 
-    A virtual machine's vsock reaches its host from any network namespace, and kernel key rings are shared by
-    user id. Returns False where this machine's architecture is not known; the namespaces still hold there.
+    It refuses vsock, io_uring and other socket families: a virtual machine's vsock reaches its host from any
+    network namespace. Key rings are shared by user id. Returns False if this machine's architecture is
+    unknown; the namespaces isolate all the same.
     """
     known = _ARCHITECTURES.get(platform.machine())
     if known is None:

@@ -59,7 +59,7 @@ def _guarded(arguments: list[str]) -> int:
             return (stop.code or 0) & 0xFF
         print(stop.code, file=sys.stderr)  # noqa: T201
         return 1
-    # What an interpreter does with any exception its program lets through.
+    # As the interpreter does with an exception that the program does not catch.
     except BaseException:  # noqa: BLE001
         traceback.print_exc()
         return 1

@@ -28,7 +28,7 @@ def main() -> None:
     try:
         for name in warmers:
             warm.warm(name)
-    # Any module may be named here, and raise anything; the node turns it into an error.
+    # The warmer may be any module and raise anything; the node turns it into an error.
     except Exception as error:  # noqa: BLE001
         control.send(f"The warm-up failed: {type(error).__name__}: {error}".encode())
         return
@@ -52,7 +52,7 @@ def _sockets() -> set[int]:
         try:
             if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 descriptors.add(int(name))
-        except FileNotFoundError:  # that of the listing
+        except FileNotFoundError:  # the descriptor of the listing itself
             continue
     return descriptors
 
@@ -84,8 +84,9 @@ def _serve(control: socket.socket, namespaces: bool) -> None:
 
 
 def _reap(alive: set[int], *, adopt: bool) -> None:
-    """Collects what ended. Without namespaces a child we did not fork is an orphan of a harness that
-    killed its init.
+    """Collects children that have ended.
+
+    Without namespaces, a child that we did not fork is an orphan of a harness that killed its init.
     """
     while True:
         try:

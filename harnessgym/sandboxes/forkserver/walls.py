@@ -1,7 +1,6 @@
-"""What separates one rollout from the next: its own user, mount, PID, IPC and network namespaces, and
-resource limits.
+"""Isolates rollouts from each other: a user, mount, PID, IPC and network namespace each, and resource limits.
 
-The order of the steps is the point. Ids are mapped before anything is mounted, mounts are made private before
+The order of the steps matters. Ids are mapped before anything is mounted, mounts are made private before
 anything is covered, the loopback listener is opened before capabilities go, and capabilities and system calls
 go last.
 """
@@ -32,9 +31,7 @@ _IFF_UP_RUNNING = 0x41
 
 
 def leave_the_others() -> None:
-    """New namespaces for this process (PID: for its children), with the same user and group ids inside as
-    outside.
-    """
+    """Enters new namespaces (the PID namespace: its children), with the same user and group ids inside."""
     user = os.getuid()
     group = os.getgid()
     kernel.set_dumpable(True)  # or /proc/self belongs to root and the maps cannot be written
@@ -45,16 +42,14 @@ def leave_the_others() -> None:
 
 
 def build(order: ForkOrder) -> socket.socket | None:
-    """Mounts and network of one rollout, made by its PID 1. Returns the listener for the relay, if a port
-    is asked for.
+    """Sets up the mounts and network of a rollout. Called by its PID 1. Returns the relay's listener if the
+    order has a port.
     """
     kernel.mount("", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     safe = kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount(order.workspace, WORKSPACE, "", kernel.MS_BIND)
     exposed = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in order.exposed}
-    for folder in filter(
-        os.path.isdir, order.hidden
-    ):  # what this server's interpreter does not show needs no cover
+    for folder in filter(os.path.isdir, order.hidden):  # a path that the server does not see needs no cover
         kernel.mount("tmpfs", folder, "tmpfs", safe | kernel.MS_NOEXEC, "size=4k,mode=0555")
     for folder in COVERED:
         kernel.mount("tmpfs", folder, "tmpfs", safe, f"size={order.tmp_bytes},mode=1777,nr_inodes=64k")
@@ -121,9 +116,7 @@ def _limit(kind: int, value: int) -> None:
 
 
 def lock(order: ForkOrder) -> None:
-    """The last step before foreign code runs: no capability, no new privilege, no way around the
-    namespaces.
-    """
+    """Drops capabilities and filters system calls, for good: the last step before foreign code runs."""
     kernel.forbid_new_privileges()
     if order.namespaces:
         kernel.drop_capabilities()

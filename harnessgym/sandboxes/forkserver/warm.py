@@ -1,4 +1,4 @@
-"""Warm-ups: what is worth loading once, before the first fork.
+"""Warm-ups: load SDKs once, before the first fork.
 
 Importing an SDK is not enough. Much of it is built on first use: lazy resource modules, pydantic validators,
 codecs, the HTTP stack. So each warmer uses one client against a stub on loopback and closes it again, leaving
@@ -65,7 +65,7 @@ def warm_mini_swe_agent() -> None:
         "MSWEA_COST_TRACKING": "ignore_errors",
         "MSWEA_SILENT_STARTUP": "1",
     }
-    os.environ["MSWEA_GLOBAL_CONFIG_DIR"] = sys.prefix  # it makes the folder unless it is there
+    os.environ["MSWEA_GLOBAL_CONFIG_DIR"] = sys.prefix  # it creates the folder if it is missing
     tempfile.tempdir = (
         sys.prefix
     )  # litellm asks for one as it loads, and none is writable here; it writes nothing

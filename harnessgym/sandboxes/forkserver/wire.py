@@ -1,4 +1,4 @@
-"""What node and fork server say to each other: one order in, a few events out, on one stream socket per
+"""The protocol between node and fork server: one order in and a few events out, on one stream socket per
 rollout.
 
 An order is a length-prefixed JSON object. Events are JSON objects, one a line; the `listening` event carries
@@ -22,7 +22,7 @@ READY = b"R"
 
 @dataclass(frozen=True, slots=True)
 class ForkOrder:
-    """One program to run, with everything that is only its own."""
+    """One program to run, with its environment, folder, limits and isolation."""
 
     argv: list[str]
     env: dict[str, str]
@@ -38,13 +38,13 @@ class ForkOrder:
     file_bytes: int = 0
     """Largest file; 0 leaves it unlimited."""
     timeout_s: float = 0.0
-    """Seconds the program may run before its init ends it, should nobody else; 0 is for ever."""
+    """Seconds after which its init ends the program; 0 means no limit."""
     tmp_bytes: int = 0
     """Size of each private in-memory file system."""
     port: int = 0
     """Loopback port the rollout reaches its proxy at; 0 opens none."""
     hidden: list[str] = field(default_factory=list)
-    """Folders to cover: they hold other rollouts' things."""
+    """Folders to cover, because they hold other rollouts' files or tasks' solutions."""
     exposed: list[str] = field(default_factory=list)
     """Files and folders below covered ones that must stay visible, read-only."""
     namespaces: bool = True
@@ -52,7 +52,7 @@ class ForkOrder:
 
 @dataclass(frozen=True, slots=True)
 class ForkEvent:
-    """One thing that happened to a rollout."""
+    """An event of a rollout."""
 
     kind: Literal["listening", "started", "exited", "failed"]
     code: int | None = None
@@ -70,13 +70,16 @@ def pack_order(order: ForkOrder) -> bytes:
 
 
 def receive_order(channel: socket.socket) -> ForkOrder:
-    """Blocks until the whole order is here. Raises EOFError when the node gave up first."""
+    """Reads an order; blocks until it is complete.
+
+    Raises EOFError if the node closed the channel before that.
+    """
     (length,) = LENGTH.unpack(_exactly(channel, LENGTH.size))
     return ForkOrder(**json.loads(_exactly(channel, length)))
 
 
 def send_event(channel: socket.socket, event: ForkEvent, descriptors: list[int] | None = None) -> None:
-    """A vanished node is no error here: the end of file on the channel ends the rollout anyway."""
+    """Sends an event. Ignores that the node is gone: the end of file on the channel ends the rollout."""
     line = json.dumps(asdict(event)).encode() + b"\n"
     try:
         socket.send_fds(channel, [line], descriptors or [])

@@ -111,7 +111,7 @@ def root(packages: tuple[str, ...], variant: str) -> Iterator[Path]:
             ) from error
         if done.returncode:
             output = (done.stdout + done.stderr)[-_TAIL:].strip()
-            raise ImageError(f"debootstrap exited with {done.returncode}. Its last words:\n{output}")
+            raise ImageError(f"debootstrap exited with {done.returncode}. The end of its output:\n{output}")
         _tidy(target, sources)
         yield target
 

@@ -50,7 +50,7 @@ def _tagged(builder: Builder, name: str, tag: str) -> str:
     image = builder.engine.image(tag)
     at = builder.engine.image(made)
     if image is None:
-        raise ImageError(f"The image {tag} has gone. Did somebody remove images meanwhile?")
+        raise ImageError(f"The image {tag} is gone. Another process may have removed it.")
     if at is None or at.id != image.id:
         image.tag(f"{REPOSITORY}{name}", "latest")
     return made

@@ -1,4 +1,4 @@
-"""Lends this machine's package manager settings to a build, so that it reaches the same registries.
+"""Mounts this machine's package manager settings into a build, so that it reaches the same registries.
 
 The image keeps none of them. The files are mounted under `/dev`, which is not part of an image. A script
 there sets the environment variables that name them, so no address, password or folder ends up in a layer.

@@ -132,7 +132,7 @@ class Builder:
                     image = self.engine.image(tag)
         if image is None:
             raise ImageError(
-                f"The image {tag} was built and has gone again. Did somebody remove images meanwhile?"
+                f"The image {tag} was built and is gone again. Another process may have removed it."
             )
         use(content)
         return image
@@ -196,7 +196,7 @@ class Builder:
             if time.monotonic() > deadline:
                 container.kill()
                 raise ImageError(
-                    f"{layer.title} did not end within {self.timeout_s:g} s.{_last_words(container)}"
+                    f"{layer.title} did not end within {self.timeout_s:g} s.{_output_tail(container)}"
                 )
             line = container.logs(tail=1).strip()
             if line != last:
@@ -207,7 +207,7 @@ class Builder:
         code = container.attrs["State"]["ExitCode"]
         if code:
             memory = " It ran out of memory." if container.attrs["State"]["OOMKilled"] else ""
-            raise ImageError(f"{layer.title} exited with {code}.{memory}{_last_words(container)}")
+            raise ImageError(f"{layer.title} exited with {code}.{memory}{_output_tail(container)}")
 
 
 def _borrowing(below: Any, lent: Lent) -> dict[str, Any]:
@@ -249,9 +249,9 @@ def _commit(container: Any, layer: Layer, content: str, changes: Sequence[str]) 
     container.commit(LAYERS, content, message=layer.title[:500], changes=labelled)
 
 
-def _last_words(container: Any) -> str:
+def _output_tail(container: Any) -> str:
     output = container.logs(tail=_TAIL).decode(errors="replace").strip()
-    return f" Its last words:\n{output}" if output else " It said nothing."
+    return f" The end of its output:\n{output}" if output else " It printed nothing."
 
 
 def _files(copied: Copied) -> Iterator[tuple[Path, str]]:

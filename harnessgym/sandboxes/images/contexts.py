@@ -185,7 +185,8 @@ def _answer(session: Any) -> Iterator[list[Any]]:
 def _failed(folder: Path, how: str, lines: deque[str]) -> ImageError:
     tail = "\n".join(lines)
     return ImageError(
-        f"The image of {folder} could not be built: the build {how}. Its last words:\n{tail or '(none)'}"
+        f"The image of {folder} could not be built: the build {how}. The end of its "
+        f"output:\n{tail or '(none)'}"
     )
 
 

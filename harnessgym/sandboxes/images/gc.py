@@ -34,7 +34,7 @@ class Built:
 
     @property
     def pinned(self) -> bool:
-        """Whether it has a name that somebody gave it."""
+        """Whether it has a tag other than ours, which pins it."""
         return any(not name.startswith((f"{LAYERS}:", f"{CONTEXTS}:")) for name in self.names)
 
 
