@@ -3,6 +3,7 @@ summaries.
 """
 
 import json
+import shutil
 import signal
 
 import pytest
@@ -28,7 +29,7 @@ class Numbered(Run):
     def __init__(self, tmp_path, url, steps, folder="run", **sections):
         super().__init__(
             tmp_path, "good", folder=tmp_path / folder, tasks={"set": f"{HERE}:Hashed"}, store={"url": url},
-            trainer={"steps": steps}, evaluation={"tasks": 3}, **sections,
+            trainer={"steps": steps, "groups_per_step": 1}, evaluation={"tasks": 2}, **sections,
         )  # fmt: skip
 
     def evaluated(self):
@@ -51,9 +52,24 @@ def mean(values):
     return pytest.approx(sum(values) / len(values), abs=1e-4)
 
 
+def extend_a_copy(tmp_path, run):
+    """A copied folder goes on by itself and leaves the other alone."""
+    shutil.copytree(run.folder, tmp_path / "copy")
+    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    copy = Numbered(tmp_path, None, 2, folder="copy")
+    said = copy.end("--extend")
+    assert "Extends run" in said
+    rewards, versions = copy.evaluated()
+    assert (versions["after_sampled"], versions["after_sampled@1"]) == ({2}, {1})
+    assert copy.summary()["success_after"] == mean(rewards["after_sampled"])
+    copy.assert_verified()
+    assert {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()} == before
+    assert "has finished its 1 step" in Numbered(tmp_path, None, 1).end()
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def test_a_run_is_continued_lengthened_and_never_mistaken_for_another(tmp_path, kind, request):
+def test_a_run_is_continued_lengthened_copied_and_never_mistaken_for_another(tmp_path, kind, request):
     url = request.getfixturevalue("postgres").create_database() if kind == "postgresql" else None
     said = Numbered(tmp_path, url, 1).end()
     run = Numbered(tmp_path, url, 1)
@@ -77,6 +93,9 @@ def test_a_run_is_continued_lengthened_and_never_mistaken_for_another(tmp_path, 
     assert f"of the folder {run.folder}" in said
     assert not other.paths().summary_path.exists()
     assert not other.paths().identity_path.exists()
+
+    if url is None:
+        extend_a_copy(tmp_path, run)
 
     longer = Numbered(tmp_path, url, 2)
     assert "Add --extend" in longer.end(code=2)
@@ -108,8 +127,8 @@ def test_a_run_is_continued_lengthened_and_never_mistaken_for_another(tmp_path, 
         short["greedy_before"],
     )
     assert (long["run"], long["steps"], long["versions_published"]) == (run_id, 2, 3)
-    assert long["rollouts"] == 2 * short["rollouts"] == 16
-    assert set(long["evaluation"]["rollouts"].values()) == {3}
+    assert long["rollouts"] == 2 * short["rollouts"] == 8
+    assert set(long["evaluation"]["rollouts"].values()) == {2}
     assert long["tokens_sampled"] == long["tokens_trained"] + long["tokens_excluded"]
     assert [line["step"] for line in read_metrics(longer.paths())] == [1, 2]
     state = checkpoint.load_newest(longer.paths().checkpoints).optimizer["state"]
@@ -121,22 +140,3 @@ def test_a_run_is_continued_lengthened_and_never_mistaken_for_another(tmp_path, 
     assert f"Run {run_id} has finished its 2 steps" in longer.end()
     assert longer.summary() == long
     assert not none_left(longer.folder)
-
-
-@pytest.mark.timeout(200)
-def test_a_copied_folder_goes_on_by_itself_and_leaves_the_other_alone(tmp_path):
-    import shutil
-
-    run = Numbered(tmp_path, None, 1)
-    run.end()
-    shutil.copytree(run.folder, tmp_path / "copy")
-    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
-    copy = Numbered(tmp_path, None, 2, folder="copy")
-    said = copy.end("--extend")
-    assert "Extends run" in said
-    rewards, versions = copy.evaluated()
-    assert (versions["after_sampled"], versions["after_sampled@1"]) == ({2}, {1})
-    assert copy.summary()["success_after"] == mean(rewards["after_sampled"])
-    copy.assert_verified()
-    assert {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()} == before
-    assert "has finished its 1 step" in Numbered(tmp_path, None, 1).end()
