@@ -61,6 +61,7 @@ class Supervisor:
         Raises `HarnessGymError` if the run cannot continue.
         """
         if self.status == "done":
+            self._close_account()  # whoever ended it may have been killed before
             return "done"
         with contextlib.ExitStack() as cleanup:
             with (
@@ -125,6 +126,12 @@ class Supervisor:
             with contextlib.suppress(OSError, StoreError):
                 self.store.write(partial(workers.retire, run_id=self.run_id))
                 self._count("", 0.0, save=True)
+                if self.status == "done":
+                    self._close_account()
+
+    def _close_account(self) -> None:
+        """Exclude the tokens that the node's last rollouts sampled after the run was done."""
+        self.store.write(partial(exclude_rest, run_id=self.run_id))
 
     def _remove_workspaces(self) -> None:
         """Remove the workspaces. Retries for a while: processes of a killed node may still write there."""

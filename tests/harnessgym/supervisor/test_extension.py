@@ -1,5 +1,6 @@
 """Longer runs: what changes in folder and database, and what the next summary is made of."""
 
+import contextlib
 from functools import partial
 
 import pytest
@@ -9,7 +10,9 @@ from harnessgym.run_folder import RunFolder
 from harnessgym.store import TraceStore, policies, rollouts, runs
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.supervisor import prepare
+from harnessgym.supervisor.local import LocalProcesses
 from harnessgym.supervisor.summary import summarise
+from harnessgym.supervisor.supervisor import Supervisor
 from harnessgym.task import Task
 from harnessgym.tokens import TokenArray
 from harnessgym.traces.token_accounting import account, exclude_rest
@@ -141,6 +144,9 @@ class Recorded:
     def set_status(self, status):
         self.store.write(lambda conn: runs.set_status(conn, self.run_id, status))
 
+    def status(self):
+        return self.read(runs.get).status
+
     def summary(self):
         return summarise(self.store, self.folder, {}, "process")
 
@@ -233,6 +239,40 @@ def test_tokens_that_the_end_of_a_run_excluded_may_be_trained_when_it_goes_on(re
     assert (run.read(account).excluded, run.read(account).unaccounted) == (0, 4)
     run.store.write(lambda conn: exclude_rest(conn, run.run_id))
     assert run.read(account).unaccounted == 0
+
+
+class LateNode(LocalProcesses):
+    """Processes that do nothing until they are ended. Then a call of the node's last rollout is recorded."""
+
+    def __init__(self, run):
+        super().__init__(run.folder, run.folder.config())
+        self._run = run
+
+    def open(self):
+        pass
+
+    def start_all(self, launch_plan):
+        pass
+
+    def close(self):
+        assert self._run.status() == "done"
+        self._run.group("train", 0, (1.0,))
+        super().close()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_a_node_still_samples_when_the_run_is_done_is_excluded(recorded, killed):
+    run = recorded("inside")
+    run.evaluation("after", (1.0,), (1.0,))
+    if killed:  # by whoever ended it, between the end of the processes and that of the account
+        run.set_status("done")
+        run.group("train", 0, (1.0,))
+    else:
+        run.set_status("evaluating_after")
+    with contextlib.closing(Supervisor(run.folder, children=LateNode(run))) as supervisor:
+        assert supervisor.serve(lambda _: None) == "done"
+    tokens = run.read(account)
+    assert (tokens.sampled, tokens.unaccounted, tokens.excluded_by_reason) == (2, 0, {"run_ended": 2})
 
 
 @pytest.mark.parametrize("status", ["evaluating_before", "training", "failed"])
