@@ -166,18 +166,20 @@ class _SessionReplay:
 
     async def run(self) -> None:
         """Send every recorded request, up to the first that differs."""
-        for call in self._recording.calls:
-            try:
-                request = self._recording.request(call)
-                problem = await self._ask(call, request)
-            except RequestProblem as refusal:
-                self._skipped.append(f"call {call.id}: {refusal.problem.message}")
-                continue
-            self._done.append(CallReplay(call.id, call.ordinal, call.prompt_len, problem))
-            if problem is not None:
-                break
-        self._workers.close()
-        self._recorder.flush()
+        try:
+            for call in self._recording.calls:
+                try:
+                    request = self._recording.request(call)
+                    problem = await self._ask(call, request)
+                except RequestProblem as refusal:
+                    self._skipped.append(f"call {call.id}: {refusal.problem.message}")
+                    continue
+                self._done.append(CallReplay(call.id, call.ordinal, call.prompt_len, problem))
+                if problem is not None:
+                    break
+        finally:
+            self._workers.close()
+            self._recorder.flush()
 
     async def _ask(self, recorded: RecordedCall, request: ModelRequest) -> str | None:
         """Send one request. Returns what differs from the record; None if nothing does."""

@@ -160,7 +160,10 @@ def read_predictions(path: Path) -> dict[str, Prediction]:
         )
     except (OSError, ValueError) as error:
         raise TaskError(f"{path} cannot be read as predictions: {error}.") from error
-    rows = [{"instance_id": id_, **row} for id_, row in rows.items()] if isinstance(rows, dict) else rows
+    if isinstance(rows, dict):
+        rows = [{"instance_id": id_, **row} if isinstance(row, dict) else row for id_, row in rows.items()]
+    if not isinstance(rows, list):
+        raise TaskError(f"{path} must be a list of predictions, or an object with one per instance id.")
     predictions: dict[str, Prediction] = {}
     for number, row in enumerate(rows, 1):
         good = isinstance(row, dict) and isinstance(row.get("instance_id"), str) and "model_patch" in row

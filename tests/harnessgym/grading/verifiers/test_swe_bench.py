@@ -358,6 +358,8 @@ def test_signs_that_end_a_line_elsewhere_end_no_prediction(tmp_path):
         '[{"instance_id": "a"}]',
         '[{"model_patch": "x"}]',
         "[3]",
+        "3",
+        '{"a": 3}',
         "x",
         '[{"instance_id": "a", "model_patch": 3}]',
     ],
