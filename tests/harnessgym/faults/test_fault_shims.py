@@ -126,6 +126,17 @@ async def test_programs_at_one_time_share_one_count(sandbox, plan):
 
 
 @pytest.mark.bubblewrap
+@pytest.mark.parametrize("hint", ["84", ""])
+async def test_a_count_that_was_read_while_it_was_written_skips_no_ordinal(sandbox, plan, hint):
+    shimmed = ShimmedSandbox(sandbox, plan({"kind": "flaky", "match": "uname"}))
+    spoil = f"home=${{PATH%%:*}}; echo {hint} >${{home%/bin}}/state/next.0"
+    await run(shimmed, f"uname; {spoil}; uname; {spoil}; uname; true")
+    account = await shimmed.collect()
+    assert [each.draw.ordinal for each in account.applied] == [0, 1, 2]
+    assert account.doubt is None
+
+
+@pytest.mark.bubblewrap
 async def test_the_workspace_is_clean_afterwards(sandbox, plan):
     shimmed = ShimmedSandbox(sandbox, plan({"kind": "flaky", "match": "uname"}))
     await run(shimmed, "uname; echo x > left")

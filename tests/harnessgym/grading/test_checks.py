@@ -277,7 +277,7 @@ async def test_weights_make_a_part_of_the_reward(bubblewrap, grade, make_task):
         ({"kind": "files", "rules": [{"path": "a", "values": {"b": 1}}]}, "parsed"),
         ({"kind": "pytest", "files": ["test_a.py"], "expect": ["test_a.py::test_b"]}, "not in tests/"),
         ({"kind": "pytest", "files": ["t.py"], "expect": ["t.py::a", "t.py::a"]}, "twice"),
-        ({"kind": "pytest", "files": ["t.py"], "expect": ["other.py::a"]}, "of no file"),
+        ({"kind": "pytest", "files": ["t.py"], "expect": ["other.py::a"]}, "not in a file of"),
         ({"kind": "pytest", "files": ["t.py"], "expect": []}, "expect"),
         ({"kind": "command", "script": "judge.sh"}, "not in tests/"),
         ({"kind": "command", "script": "t.py", "weight": 0}, "weight"),

@@ -191,7 +191,7 @@ async def test_what_cannot_be_is_a_task_error(docker, make_task):
         "lie in the workspace": {"home": "/workspace/app"},
         "cannot be `/`": {"home": "/"},
         "beside its workspace": {"folders": ("/etc",)},
-        "/var/log/x does not": {"collect": ("/var/log/x",)},
+        "/var/log/x is in none of them": {"collect": ("/var/log/x",)},
         "lies in the other": {"folders": ("/app/out",)},
     }
     for why, changes in broken.items():

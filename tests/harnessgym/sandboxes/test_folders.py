@@ -246,7 +246,7 @@ def test_a_folder_and_a_home_lie_apart():
 
 def test_what_is_collected_lies_in_a_folder():
     check_collected(["/logs", "/logs/a"], ["/logs"])
-    with pytest.raises(TaskError, match="/logsish does not"):
+    with pytest.raises(TaskError, match="/logsish is in none of them"):
         check_collected(["/logsish"], ["/logs"])
 
 

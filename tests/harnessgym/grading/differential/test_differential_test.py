@@ -258,7 +258,7 @@ for fd in range(3, 64):
     "candidate",
     [
         FORGED.format(line=b"case 0 is fine\n") + EQUIVALENT,
-        EQUIVALENT + "\n\nimport sys\nsys.modules['__main__']._apart = lambda *rest: {'result': 1}\n",
+        EQUIVALENT + "\n\nimport sys\nsys.modules['__main__']._call_in_fork = lambda *rest: {'result': 1}\n",
     ],
     ids=["a line without the nonce", "an answer of no form"],
 )
