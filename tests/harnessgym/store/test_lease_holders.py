@@ -45,6 +45,7 @@ def update_weights(store):
         time.sleep(ttl / 4)
         asked = time.time()
         if not store.write(lambda conn: leases.renew(conn, resource, name, ttl)):
+            say("lost", resource)  # it came too late, and may take the lease again after another had it
             return
         say("holds", resource, time.time(), asked + ttl)
     say("gives", resource, time.time())
@@ -132,6 +133,8 @@ def holdings(said):
             elif what == "gives":
                 begin, until = held.pop(resource)
                 out[resource].append((begin, min(until, float(times[0])), name))
+            elif what == "lost":
+                out[resource].append((*held.pop(resource), name))
         for resource, (begin, until) in held.items():
             out[resource].append((begin, until, name))
     return {resource: sorted(spans) for resource, spans in out.items()}
