@@ -242,9 +242,7 @@ async def test_another_agent_that_goes_on_is_a_handoff(make_world: MakeWorld) ->
         kind, detail = h.last()
         assert kind == "handoff"
         first, *hunk = detail.split("\n")
-        why = (
-            "another agent continues its history: another system prompt, other tools: +shell -find -price"
-        )
+        why = "another agent continues its history: another system prompt, other tools: +shell -find -price"
         assert first == f"message 0 (system), compared with call {h.call(1)}: {why}"
         assert "You write code" in hunk[-1]
 

@@ -28,7 +28,8 @@ def test_a_proxy_without_a_key_says_where_to_put_it(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("HARNESSGYM_CONTROL_KEY", raising=False)
     for words in ([], ["--control_key", ""]):
         with pytest.raises(
-            ConfigError, match=r"control_key.* set HARNESSGYM_CONTROL_KEY, or give it in the file of --config"
+            ConfigError,
+            match=r"control_key.* set HARNESSGYM_CONTROL_KEY, or give control_key in the file of --config",
         ):
             load_config(
                 ProxySettings, None, ["--store", "sqlite:///x", "--run_id", "r", "--policy", "p", *words]
