@@ -29,7 +29,7 @@ def test_a_proxy_without_a_key_says_where_to_put_it(monkeypatch: pytest.MonkeyPa
     for words in ([], ["--control_key", ""]):
         with pytest.raises(
             ConfigError,
-            match=r"control_key.* set HARNESSGYM_CONTROL_KEY, or give control_key in the file of --config",
+            match=r"there is no key: set HARNESSGYM_CONTROL_KEY, or give control_key in the file of --config",
         ):
             load_config(
                 ProxySettings, None, ["--store", "sqlite:///x", "--run_id", "r", "--policy", "p", *words]
