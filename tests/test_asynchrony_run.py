@@ -20,8 +20,8 @@ from tests.test_bad_input_runs import Run
 SMALL = {"steps": 4, "groups_per_step": 2, "group_size": 2}
 
 
-def ended(tmp_path, first="lingers", sections=None, **trainer):
-    """A run that has ended, and its lines of metrics."""
+def ended(tmp_path, first="lingers", sections=None, running=8, **trainer):
+    """A run that has ended, and its lines of metrics. `running` rollouts run at one time."""
     tasks = {"set": f"{HERE}:Patient"}
     run = Run(
         tmp_path,
@@ -29,7 +29,7 @@ def ended(tmp_path, first="lingers", sections=None, **trainer):
         "talks",
         tasks=tasks,
         trainer=SMALL | trainer,
-        node={"max_running": 8},
+        node={"max_running": running},
         **(sections or {}),
     )
     run.end(timeout_s=150)
@@ -76,7 +76,8 @@ def test_over_launching_takes_the_first_and_waits_for_no_straggler(tmp_path):
 
 @pytest.mark.timeout(200)
 def test_periodic_training_trains_no_token_of_another_version_and_begins_before_its_batch_is_whole(tmp_path):
-    run, lines = ended(tmp_path, periodic=True, groups_per_step=4)
+    # One group runs at a time, so that the first has ended long before the last of its batch.
+    run, lines = ended(tmp_path, periodic=True, groups_per_step=4, running=SMALL["group_size"])
     assert all(
         (line["staleness"], line["off_policy"], line["carried"], line["dropped"]) == (0, 0, 0, 0)
         for line in lines
