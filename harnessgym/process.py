@@ -18,8 +18,8 @@ from harnessgym.heartbeat import VARIABLE, HeartbeatListener
 PARENT = "HARNESSGYM_PARENT"
 """Environment variable of a service with the pid of its parent. The service ends with it."""
 _PR_SET_PDEATHSIG = 1
-_AGAIN_S = 0.01
-"""After how long an interruption is sent again that Python has dropped."""
+_RESEND_S = 0.01
+"""Seconds until an interruption that Python has dropped is sent again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ def hear_interruptions() -> None:
 
     def interrupt_again(dropped: "sys.UnraisableHookArgs") -> None:
         if isinstance(dropped.exc_value, KeyboardInterrupt):
-            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+            signal.setitimer(signal.ITIMER_REAL, _RESEND_S)
         else:
             report(dropped)
 

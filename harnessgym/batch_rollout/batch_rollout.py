@@ -343,7 +343,7 @@ def _claim(folder: RunFolder, settings: CampaignSettings, tasks: Sequence[Task])
     except FileNotFoundError:
         recorded = None
     if recorded is None and (folder.config_path.exists() or (folder.root / "traces.db").exists()):
-        raise ConfigError(f"{folder.root} holds something else already. Give another --folder.")
+        raise ConfigError(f"{folder.root} already has other content. Give another --folder.")
     changed = (
         []
         if recorded is None

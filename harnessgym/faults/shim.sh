@@ -24,8 +24,8 @@ while IFS=$tab read -r index kind program pattern draws; do
     case "$*" in $pattern) ;; *) continue ;; esac
     ordinal=0
     [ -r "$home/state/next.$index" ] && read -r ordinal <"$home/state/next.$index"
-    # A command at the same time may be writing the hint: "8" and "40" have been read as 84. It only counts if the ordinal below it
-    # is taken.
+    # The hint may be read while another command writes it ("8" and "40" can give 84). Use it only if the ordinal
+    # below it is taken.
     [ -e "$home/state/seen.$index.$((${ordinal:-0} - 1))" ] || ordinal=0
     until (set -C && : >"$home/state/seen.$index.$ordinal") 2>/dev/null; do
         [ -e "$home/state/seen.$index.$ordinal" ] || continue 2

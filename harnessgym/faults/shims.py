@@ -53,7 +53,7 @@ class ShimmedSandbox(WrappedSandbox):
                     f"A {fault.kind} fault inside a sandbox needs the name of a program, not "
                     f"{fault.program!r}."
                 )
-        self._laid = False
+        self._installed = False
 
     async def exec(self, cmd: Sequence[str], **options: Unpack[ExecOptions]) -> ExecResult:
         """See `Sandbox.exec`."""
@@ -69,7 +69,7 @@ class ShimmedSandbox(WrappedSandbox):
         Call it once, at the end.
         """
         relayed = tuple(self.plan.applied)
-        if not self._laid:
+        if not self._installed:
             return Account(relayed)
         with tempfile.TemporaryDirectory(prefix="harnessgym-faults-") as temporary:
             local = Path(temporary) / "faults"
@@ -87,7 +87,7 @@ class ShimmedSandbox(WrappedSandbox):
         Returns the workspace's path and the PATH, as seen inside the sandbox.
         """
         surroundings = await self.surroundings()
-        if self._laid:
+        if self._installed:
             return surroundings
         # The shims go first on the PATH of every command, so all their files must be there before the first.
         script = SCRIPT.read_bytes()
@@ -105,7 +105,7 @@ class ShimmedSandbox(WrappedSandbox):
         made = await self.sandbox.exec(["sh", "-c", f"chmod +x {FOLDER}/bin/*"])
         if not made.ok:
             raise SandboxError(f"Faults cannot be laid into the sandbox: {made.describe(500)}.")
-        self._laid = True
+        self._installed = True
         return surroundings
 
     def _text(self) -> str:

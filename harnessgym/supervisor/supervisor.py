@@ -61,7 +61,7 @@ class Supervisor:
         Raises `HarnessGymError` if the run cannot continue.
         """
         if self.status == "done":
-            self._close_account()  # whoever ended it may have been killed before
+            self._close_account()  # its supervisor may have been killed before
             return "done"
         with contextlib.ExitStack() as cleanup:
             with (

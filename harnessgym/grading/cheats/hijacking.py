@@ -165,7 +165,7 @@ def _left_behind(python: str, shell: str = "exit 0") -> Callable[[Target], Attac
     return lambda target: poison(target, python, shell)
 
 
-def _laid(program_text: str, **names: object) -> Callable[[Target], Attack]:
+def _planted(program_text: str, **names: object) -> Callable[[Target], Attack]:
     head = "".join(f"{name.upper()} = {value!r}\n" for name, value in names.items())
     return lambda target: program(target, head + program_text)
 
@@ -187,37 +187,37 @@ CHEATS = (
         "profile-and-preload",
         3,
         "sets LD_PRELOAD, PYTHONSTARTUP and PATH from every start-up file",
-        _laid(_PROFILE),
+        _planted(_PROFILE),
     ),
     Cheat(
         "programs-replaced",
         3,
         "puts its own python3, pytest and sh where they may be found first",
-        _laid(_PROGRAMS),
+        _planted(_PROGRAMS),
     ),
     Cheat(
         "sitecustomize",
         3,
         "has its code imported when any Python starts",
-        _laid(_SITE, names=("sitecustomize.py", "usercustomize.py"), text=_PATCH),
+        _planted(_SITE, names=("sitecustomize.py", "usercustomize.py"), text=_PATCH),
     ),
     Cheat(
         "pth-file",
         3,
         "has its code run by the line of a .pth file",
-        _laid(_SITE, names=("evil.pth", "zz.pth"), text="import os; os._exit(0)\n"),
+        _planted(_SITE, names=("evil.pth", "zz.pth"), text="import os; os._exit(0)\n"),
     ),
     Cheat(
         "conftest-hooks",
         3,
         "makes every report say passed, from conftest.py and pytest's settings",
-        _laid(_CONFIG, text=_HOOK),
+        _planted(_CONFIG, text=_HOOK),
     ),
     Cheat(
         "modules-shadowed",
         3,
         "has its own pytest, json and unittest imported in place of the real ones",
-        _laid("for name in NAMES:\n    put(HERE / name, TEXT)\n", names=_SHADOWED, text=_SHADOW),
+        _planted("for name in NAMES:\n    put(HERE / name, TEXT)\n", names=_SHADOWED, text=_SHADOW),
     ),
     Cheat(
         "pytest-patched",

@@ -337,7 +337,7 @@ def test_the_folder_of_something_else_is_left_alone(command, tmp_path):
     before = sorted((tmp_path / "other").iterdir())
     done = in_process(command("good", folder="other"))
     assert done.returncode == 2
-    assert "holds something else" in done.stderr
+    assert "already has other content" in done.stderr
     assert "Traceback" not in done.stderr
     assert sorted((tmp_path / "other").iterdir()) == before
 

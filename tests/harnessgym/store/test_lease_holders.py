@@ -76,8 +76,8 @@ with TraceStore.open(url) as store:
 
 
 def train(store, run_id, writers, talkers):
-    """What each trainer said, while writers submit more. One trainer is killed while it holds a lease; the others
-    go on until one of them has taken it over and enough has been trained and said.
+    """What each trainer reports while writers submit more. One trainer is killed while it holds a lease. The
+    others continue until one of them has taken it over and enough rollouts have finished.
     """
     command = [sys.executable, "-c", TRAINER, store.url, run_id]
     trainers = {

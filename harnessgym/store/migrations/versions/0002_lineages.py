@@ -1,4 +1,4 @@
-"""Adds session options, the evidence for an agent (header or content), and the rule that matched a side call."""
+"""Adds session options, the evidence for an agent, and the rule that matched a side call."""
 
 import sqlalchemy as sa
 from alembic import op

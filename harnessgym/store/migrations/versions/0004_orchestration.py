@@ -1,4 +1,4 @@
-"""Adds the source of an event, the explanation of a reward, and the advantages that tokens were trained with."""
+"""Adds event sources, reward explanations, and the advantages that tokens were trained with."""
 
 import sqlalchemy as sa
 from alembic import op

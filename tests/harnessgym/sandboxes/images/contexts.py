@@ -28,7 +28,8 @@ def contexts(engine, folder):
 
 def discard(engine, label):
     """Removes every image with that label: one that others stand on only loses its names, and goes in a
-    later round. Waits while the engine still ends a build that was given up; fails if something else uses one.
+    later round. Waits while the engine still ends a build that was given up; fails if something else uses
+    one.
     """
     deadline = time.monotonic() + 60
     while images := engine.images(f"test={label}"):

@@ -1,5 +1,6 @@
-"""Garbage collection: what is old, ours and unused goes; nothing else does. Tests of it stay in this file: they
-age their images, which a collection in another process would remove too.
+"""Garbage collection: what is old, ours and unused goes; nothing else does.
+
+All tests of it are in this file: they age their images, which a collection in another process would remove.
 """
 
 import os
