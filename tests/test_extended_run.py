@@ -52,19 +52,22 @@ def mean(values):
     return pytest.approx(sum(values) / len(values), abs=1e-4)
 
 
-def extend_a_copy(tmp_path, run):
-    """A copied folder goes on by itself and leaves the other alone."""
-    shutil.copytree(run.folder, tmp_path / "copy")
-    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
-    copy = Numbered(tmp_path, None, 2, folder="copy")
-    said = copy.end("--extend")
-    assert "Extends run" in said
-    rewards, versions = copy.evaluated()
-    assert (versions["after_sampled"], versions["after_sampled@1"]) == ({2}, {1})
-    assert copy.summary()["success_after"] == mean(rewards["after_sampled"])
-    copy.assert_verified()
-    assert {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()} == before
-    assert "has finished its 1 step" in Numbered(tmp_path, None, 1).end()
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def interrupt(run, extends):
+    """Interrupt the start that lengthens the run."""
+    run.start("--extend")
+    run.wait(lambda: "Extends run" in run.said() and run.running() > 0)
+    sockets = run.sockets()
+    run.process.send_signal(signal.SIGINT)
+    said = run.end(code=130, timeout_s=60)
+    assert extends in said
+    assert "The same command goes on from here" in said
+    assert not run.paths().summary_path.exists()  # it would be that of the shorter run
+    run.assert_nothing_is_left()
+    assert not sockets.exists()
 
 
 @pytest.mark.timeout(400)
@@ -88,25 +91,24 @@ def test_a_run_is_continued_lengthened_copied_and_never_mistaken_for_another(tmp
     )
 
     other = Numbered(tmp_path, url or f"sqlite:///{run.folder}/traces.db", 2, folder="other")
-    said = other.end(code=2)
+    said = other.end_here(code=2)
     assert f"holds another run already: run {run_id}" in said
     assert f"of the folder {run.folder}" in said
     assert not other.paths().summary_path.exists()
     assert not other.paths().identity_path.exists()
 
-    if url is None:
-        extend_a_copy(tmp_path, run)
-
-    longer = Numbered(tmp_path, url, 2)
-    assert "Add --extend" in longer.end(code=2)
+    if url is None:  # a copied folder goes on by itself
+        before = contents(run.folder)
+        shutil.copytree(run.folder, tmp_path / "copy")
+    longer = Numbered(tmp_path, url, 2, folder="run" if url else "copy")
+    assert "Add --extend" in longer.end_here(code=2)
     assert longer.summary() == short
-    longer.start("--extend")
-    longer.wait(lambda: "Extends run" in longer.said() and longer.running() > 0)
-    longer.process.send_signal(signal.SIGINT)
-    assert f"Extends run {run_id} from 1 to 2 steps; it goes on at step 1." in longer.end(code=130)
-    assert not longer.paths().summary_path.exists()  # it would be that of the shorter run
-    said = longer.end("--extend")
-    assert f"Continues run {run_id} at step " in said
+    extends = f"Extends run {run_id} from 1 to 2 steps; it goes on at step 1."
+    if url is None:
+        interrupt(longer, extends)
+        assert f"Continues run {run_id} at step " in longer.end("--extend")
+    else:
+        assert extends in longer.end("--extend")
     long, (later, versions) = longer.summary(), longer.evaluated()
     assert versions == {
         "after_sampled": {2},
@@ -137,6 +139,9 @@ def test_a_run_is_continued_lengthened_copied_and_never_mistaken_for_another(tmp
     }  # a fresh optimizer would be at its first step
     if url is None:
         longer.assert_verified()
-    assert f"Run {run_id} has finished its 2 steps" in longer.end()
+    assert f"Run {run_id} has finished its 2 steps" in longer.end_here(code=0)
     assert longer.summary() == long
     assert not none_left(longer.folder)
+    if url is None:  # and leaves the other alone
+        assert contents(run.folder) == before
+        assert "has finished its 1 step" in Numbered(tmp_path, None, 1).end_here(code=0)
