@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.async_real import Arm, common_level, compare, moving_mean, reached, run_file
+from benchmarks.async_real import Arm, common_level, compare, main, moving_mean, reached, run_file
 
 ROOT = Path(__file__).parents[2]
+RESULTS = "runs/bench-async-real/results"
 
 
 def result(eta, seed, rewards, step_s, tools="slow"):
@@ -57,18 +59,28 @@ def test_only_slow_tools_change_the_run_file():
 
 
 @pytest.mark.timeout(700)
-def test_the_shortest_form_runs_both_arms_and_then_has_them(tmp_path):
-    for name in ("examples", "environments"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    command = [sys.executable, "-m", "benchmarks.async_real", "--quick", "--steps", "2", "--median", "0.05"]
+def test_the_shortest_form_runs_both_arms_and_then_has_them(tmp_path, monkeypatch):
+    (tmp_path / "environments").symlink_to(ROOT / "environments")
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    quickstart = tmp_path / "examples/quickstart.toml"
+    groups = "groups_per_step = 16"
+    assert groups in quickstart.read_text()
+    quickstart.write_text(quickstart.read_text().replace(groups, "groups_per_step = 2"))
+    words = ["--quick", "--steps", "2", "--median", "0.05"]
+    command = [sys.executable, "-m", "benchmarks.async_real", *words]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    for _ in range(2):
-        subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, timeout=300)
+    subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, timeout=300)
+    results = {path: path.stat().st_mtime_ns for path in (tmp_path / RESULTS).glob("*.json")}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["async_real", *words])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / RESULTS).glob("*.json")} == results
+    assert len(results) == 2
     out = json.loads((tmp_path / "benchmarks/out/async-real.json").read_text())
     assert [run["arm"]["eta"] for run in out["runs"]] == [0, 4]
     for run in out["runs"]:
         assert len(run["times_s"]) == 2
         assert all(earlier < later for earlier, later in pairwise([0.0, *run["times_s"]]))
-        assert run["rollouts"] >= 128
+        assert run["rollouts"] >= 16
         assert run["max_staleness"] <= run["arm"]["eta"]
-    assert len(list((tmp_path / "runs/bench-async-real/results").glob("*.json"))) == 2
