@@ -20,21 +20,20 @@ from tests.test_bad_input_runs import Run
 SMALL = {"steps": 4, "groups_per_step": 2, "group_size": 2}
 
 
-def ended(tmp_path, first="lingers", sections=None, running=8, **trainer):
+def ended(tmp_path, first="lingers", sections=None, running=8, tasks="Patient", second="talks", **trainer):
     """A run that has ended, and its lines of metrics. `running` rollouts run at one time."""
-    tasks = {"set": f"{HERE}:Patient"}
+    trainer = SMALL | trainer
     run = Run(
         tmp_path,
-        first,
-        "talks",
-        tasks=tasks,
-        trainer=SMALL | trainer,
+        *filter(None, (first, second)),
+        tasks={"set": f"{HERE}:{tasks}"},
+        trainer=trainer,
         node={"max_running": running},
         **(sections or {}),
     )
     run.end(timeout_s=150)
     lines = [json.loads(line) for line in run.paths().metrics_path.read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, SMALL["steps"] + 1))
+    assert [line["step"] for line in lines] == list(range(1, trainer["steps"] + 1))
     return run, lines
 
 
@@ -49,7 +48,8 @@ def test_over_launching_takes_the_first_and_waits_for_no_straggler(tmp_path):
     """The first rollout to ask sleeps for longer than the run: its group is carried over, and stopped when
     it is too old.
     """
-    run, lines = ended(tmp_path, "straggles", over_launch=2, when_stale="drop", max_staleness=1)
+    sections = {"replay": {"success_pool": 1}}
+    run, lines = ended(tmp_path, "straggles", sections, over_launch=2, when_stale="drop", max_staleness=1)
     assert all(
         line["length_bias"] > 0 and 0 <= line["off_policy"] <= 1 and line["staleness"] <= 1 for line in lines
     )
@@ -75,9 +75,22 @@ def test_over_launching_takes_the_first_and_waits_for_no_straggler(tmp_path):
 
 
 @pytest.mark.timeout(200)
-def test_periodic_training_trains_no_token_of_another_version_and_begins_before_its_batch_is_whole(tmp_path):
+def test_a_periodic_run_that_curates_trains_no_token_of_another_version_and_shortens_what_always_succeeds(
+    tmp_path,
+):
+    """Five tasks that two calls solve: when they come again there are two rollouts of each, of two calls at
+    most. Training begins before a batch is whole.
+    """
+    sections = {
+        "generate": {"selector": "dart"},
+        "control": {"length_cap": True},
+        "filter": {"steps_kept": 0.8},
+    }
     # One group runs at a time, so that the first has ended long before the last of its batch.
-    run, lines = ended(tmp_path, periodic=True, groups_per_step=4, running=SMALL["group_size"])
+    shape = {"steps": 3, "groups_per_step": 4, "group_size": 4}
+    run, lines = ended(
+        tmp_path, "calls_twice", sections, 4, "NearlySolved", second=None, periodic=True, **shape
+    )
     assert all(
         (line["staleness"], line["off_policy"], line["carried"], line["dropped"]) == (0, 0, 0, 0)
         for line in lines
@@ -93,40 +106,13 @@ def test_periodic_training_trains_no_token_of_another_version_and_begins_before_
     )
     assert rows
     assert all({span[2] for span in spans} == {version - 1} for version, spans in rows)
-
-
-@pytest.mark.timeout(200)
-def test_groups_are_trained_again_as_often_as_allowed_and_the_account_still_closes(tmp_path):
-    run, lines = ended(tmp_path, sections={"replay": {"reuse": 1}}, max_staleness=3)
-    assert sum(line["replayed"] for line in lines) > 0
-    often = asked(run, lambda conn: Counter(conn.execute(select(trained.c.rollout_id)).scalars()))
-    assert max(often.values()) == 2
-    told = asked(run, lambda conn: account(conn, runs.only(conn).id))
-    assert told.unaccounted == 0
-    assert told.replayed > 0
-    assert max(told.staleness) <= 3
-
-
-@pytest.mark.timeout(200)
-def test_a_run_that_curates_shortens_what_always_succeeds(tmp_path):
-    """Five tasks that one call solves: when they come again there are two rollouts of each, of one call at
-    most.
-    """
-    sections = {
-        "generate": {"selector": "dart"},
-        "control": {"length_cap": True},
-        "filter": {"steps_kept": 0.8},
-        "replay": {"success_pool": 1},
-    }
-    run = Run(tmp_path, "good", trainer={"steps": 6, "groups_per_step": 2, "group_size": 4}, **sections)
-    run.end(timeout_s=150)
     query = (
         select(groups.c.size, groups.c.sampling).where(groups.c.purpose == "train").order_by(groups.c.ordinal)
     )
     found = asked(run, lambda conn: conn.execute(query).all())
     assert [size for size, _ in found[:5]] == [4] * 5
-    assert [size for size, _ in found[9:]] == [2] * 3
-    assert [sampling.get("turns") for _, sampling in found[9:]] == [1] * 3
+    assert [size for size, _ in found[8:]] == [2] * 4
+    assert [sampling.get("turns") for _, sampling in found[8:]] == [2] * 4
     counted = select(rollouts.c.group_id, func.count()).group_by(rollouts.c.group_id)
     assert sorted(number for _, number in asked(run, lambda conn: conn.execute(counted).all())) == sorted(
         n for n, _ in found
@@ -134,16 +120,23 @@ def test_a_run_that_curates_shortens_what_always_succeeds(tmp_path):
 
 
 @pytest.mark.timeout(200)
-def test_ppo_trains_groups_of_one_rollout(tmp_path):
-    trainer = {"algorithm": "ppo", "steps": 2, "groups_per_step": 3, "group_size": 1}
-    run = Run(tmp_path, "good", trainer=trainer, generate={"selector": "vade"})
-    run.end(timeout_s=150)
+def test_ppo_trains_groups_of_one_rollout_again_as_often_as_allowed_and_the_account_still_closes(tmp_path):
+    """Replays are chosen by what collects batches, whatever the algorithm."""
+    sections = {"replay": {"reuse": 1}, "generate": {"selector": "vade"}}
+    shape = {"groups_per_step": 3, "group_size": 1}
+    run, lines = ended(tmp_path, sections=sections, algorithm="ppo", max_staleness=3, **shape)
     found = asked(run, lambda conn: Counter(conn.execute(select(trained.c.step)).scalars()))
-    assert found == {1: 3, 2: 3}
+    assert found == dict.fromkeys(range(1, SMALL["steps"] + 1), 3)
     assert {1} == asked(run, lambda conn: set(conn.execute(select(groups.c.size)).scalars()))
-    lines = [json.loads(line) for line in run.paths().metrics_path.read_text().splitlines()]
-    assert [(line["signal"], line["reduced"]) for line in lines] == [(1, 0)] * 2
+    assert {(line["signal"], line["reduced"]) for line in lines} == {(1, 0)}
     assert all("value_loss" in line for line in lines)
+    assert sum(line["replayed"] for line in lines) > 0
+    often = asked(run, lambda conn: Counter(conn.execute(select(trained.c.rollout_id)).scalars()))
+    assert max(often.values()) == 2
+    told = asked(run, lambda conn: account(conn, runs.only(conn).id))
+    assert told.unaccounted == 0
+    assert told.replayed > 0
+    assert max(told.staleness) <= 3
 
 
 @pytest.mark.timeout(250)

@@ -34,6 +34,7 @@ HARNESSES = {
     "crashes_before": "raise RuntimeError('no configuration')",
     "crashes_after": "call(); raise RuntimeError('cannot read the answer')",
     "aborts": "call(); os.abort()",
+    "calls_twice": "call(); time.sleep(0.2); call(); open('answer.txt', 'w').write('x')",
     "hangs": (
         "call(); child = subprocess.Popen(['setsid', 'sleep', '600']);"
         "open(os.environ['MARK'], 'a').write(f'{os.getpid()} {child.pid} '); time.sleep(600)"
@@ -153,6 +154,10 @@ class Hashed(Tiny):
     grader = "grade_by_answer"
 
 
+class NearlySolved(Patient):
+    grader = "grade_nearly"
+
+
 class SetUp(Tiny):
     setup = Setup((("sh", "-c", "cat given.txt > made.txt"), ("sh", "-c", "test -s made.txt")))
 
@@ -209,6 +214,11 @@ def grade_by_chance(task, workspace):
 def grade_by_answer(task, workspace):
     """Another reward for every other answer, so that groups always teach something."""
     return Grade({"reward": zlib.crc32((workspace / "answer.txt").read_bytes()) % 1_000 / 1_000})
+
+
+def grade_nearly(task, workspace):
+    """Successes of two sizes, so that groups that always succeed teach something."""
+    return Grade({"reward": 0.9 + 0.1 * (zlib.crc32(str(workspace).encode()) % 2)})
 
 
 def grade_first(task, workspace):
