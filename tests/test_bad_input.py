@@ -192,8 +192,12 @@ def test_a_taken_port_of_the_proxy(tmp_path, taken):
     with TraceStore.create(url) as store:
         run = store.write(lambda conn: runs.add(conn, "x", {}, "0", "training"))
     fixed = ["--store", url, "--run_id", run, "--policy", POLICY, "--control_key", "k"]
-    for ports in (["--port", taken, "--control_port", 0], ["--port", 0, "--control_port", taken]):
-        said = refused(process("proxy", *fixed, *ports))
+    taken_first, taken_second = (
+        ["--port", taken, "--control_port", 0],
+        ["--port", 0, "--control_port", taken],
+    )
+    for start, ports in ((process, taken_first), (harnessgym, taken_second)):
+        said = refused(start("proxy", *fixed, *ports))
         assert f"127.0.0.1:{taken}" in said
         assert "in use" in said
 
@@ -210,7 +214,7 @@ def test_a_model_folder_that_is_none(tmp_path):
 
 def test_a_store_that_is_not_there(tmp_path):
     said = refused(
-        process(
+        harnessgym(
             "proxy",
             "--store",
             f"sqlite:///{tmp_path}/no.db",
@@ -276,5 +280,5 @@ def test_in_a_service_what_the_system_refuses_can_be_tried_again_and_looked_into
     assert result.stderr.splitlines()[-1].startswith(
         "harnessgym: /dev/null/config.json: Not a directory (harnessgym/"
     )
-    alone = refused(process("train-worker", "--run", "/dev/null"))
+    alone = refused(harnessgym("train-worker", "--run", "/dev/null"))
     assert alone.startswith("/dev/null/config.json: Not a directory")

@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 
 from tests.harnessgym.rollout.tiny import write_harnesses
+from tests.support.command import run_here
 
 ROOT = Path(__file__).parents[1]
 POLICY = ROOT / "environments/lookup/policy"
@@ -119,7 +121,11 @@ def test_a_module_that_is_not_there_says_where_it_was_looked_for(tmp_path):
 )
 def test_a_module_that_cannot_be_imported_is_one_message(tmp_path, text, parts):
     (tmp_path / "my_puzzles.py").write_text(text)
-    said = refused(harnessgym("tasks", "check", "my_puzzles:Puzzles", cwd=tmp_path))
+    try:
+        with chdir(tmp_path):
+            said = refused(run_here(["tasks", "check", "my_puzzles:Puzzles"], COLUMNS="200"))
+    finally:
+        sys.modules.pop("my_puzzles", None)
     for part in parts:
         assert part in said
     assert "pip install" not in said
