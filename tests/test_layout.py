@@ -22,8 +22,11 @@ def project():
     return package_modules()
 
 
-def imports(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+def imports(path, packages):
+    """What a file imports. One that mentions none of these packages imports none of them: it is not parsed."""
+    text = path.read_text()
+    tree = ast.parse(text) if any(package in text for package in packages) else ast.Module([], [])
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
@@ -40,7 +43,7 @@ def test_packages_import_only_what_they_may(package):
     wrong = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in modules(package)
-        for name in imports(path)
+        for name in imports(path, {*forbidden, "torch"})
         if name.split(".")[0] in forbidden or (package != "trainers" and name.split(".")[0] == "torch")
     ]
     assert wrong == []
@@ -48,7 +51,7 @@ def test_packages_import_only_what_they_may(package):
 
 def test_examples_import_nothing_of_ours():
     for path in (ROOT / "examples").glob("lookup_*.py"):
-        assert not {name.split(".")[0] for name in imports(path)} & set(PACKAGES)
+        assert not {name.split(".")[0] for name in imports(path, PACKAGES)} & set(PACKAGES)
 
 
 def test_the_packages_of_the_library_form_no_cycle(project):
@@ -99,7 +102,7 @@ def test_only_tests_of_the_benchmarks_import_them():
         f"{path.relative_to(ROOT)}: {name}"
         for path in (ROOT / "tests").rglob("*.py")
         if path.relative_to(ROOT).parts[1] != "benchmarks"
-        for name in imports(path)
+        for name in imports(path, ["benchmarks"])
         if name.split(".")[0] == "benchmarks"
     ]
     assert wrong == []
@@ -130,9 +133,13 @@ def test_importing_the_library_loads_nothing_heavy():
 
 def test_help_is_quick():
     """Half a second of processor time. Where the machine is busy or slow, what typer's own help takes is the measure."""
+    ours = []
+    while len(ours) < 5:
+        ours.append(_processor_seconds("-m", "harnessgym", "--help"))
+        if ours[-1] < 0.5:
+            return
     libraries = min(_processor_seconds("-c", "import typer.rich_utils, rich.traceback") for _ in range(3))
-    ours = min(_processor_seconds("-m", "harnessgym", "--help") for _ in range(5))
-    assert ours < max(0.5, 2.5 * libraries)
+    assert min(ours) < 2.5 * libraries
 
 
 def _processor_seconds(*arguments: str) -> float:
