@@ -31,7 +31,7 @@ from trainers.weights.chain import read_version
 
 ROOT = Path(__file__).parents[1]
 POLICY = ROOT / "environments/lookup/policy"
-STEPS, GROUPS, SIZE = 3, 2, 4
+STEPS, GROUPS, SIZE = 3, 2, 3
 SETTINGS = {
     "trainer.steps": STEPS, "trainer.groups_per_step": GROUPS, "trainer.group_size": SIZE, "evaluation.tasks": 0,
     "sandbox.backend": "process", "trainer.publish.kind": "full",
