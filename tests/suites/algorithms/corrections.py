@@ -7,7 +7,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from trl.trainer.grpo_trainer import GRPOTrainer
 
 from tests.suites.algorithms.losses import ours
 from tests.suites.algorithms.tokens import SEEDS, padded, tokens_of, trl
@@ -50,6 +49,10 @@ def against_trl(correction, modes, **bounds):
 
 def opsm_against_trl():
     """Off-policy sequence masking in TRL's loss, and by its own function."""
+    from trl.trainer.grpo_trainer import (
+        GRPOTrainer,
+    )  # ten seconds, which each process that collects would spend
+
     worst = 0.0
     for seed in SEEDS:
         tokens = tokens_of(seed)
