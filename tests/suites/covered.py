@@ -57,8 +57,9 @@ class Coverage:
     """The modules, the test files, and the table."""
 
     def __init__(self, root: Path = ROOT) -> None:
-        self.modules = [module for module in package_modules(root) if _has_code(module)]
-        self.tests = _test_files(package_modules(root), modules_of_tests(root))
+        modules = package_modules(root)
+        self.modules = [module for module in modules if _has_code(module)]
+        self.tests = _test_files(modules, modules_of_tests(root))
         path = root / TABLE
         self.table: dict[str, str] = tomllib.loads(path.read_text()) if path.exists() else {}
 
@@ -186,8 +187,14 @@ def _graph(modules: Sequence[Module]) -> dict[str, set[str]]:
         text = "\n".join(_strings(module))
         family, _, _ = module.name.partition(".")
         own = (name for name in patterns if name.startswith(f"{family}."))
-        graph[module.name] |= {name for name in own if patterns[name].search(text)}
+        graph[module.name] |= {name for name in own if _loads(text, name, patterns[name])}
     return graph
+
+
+def _loads(text: str, name: str, pattern: re.Pattern[str]) -> bool:
+    """Whether the pattern of `_loaded_as` finds a module's name; most texts do not even hold its last words."""
+    package, _, stem = name.rpartition(".")
+    return (stem in text or f"{package}." in text) and pattern.search(text) is not None
 
 
 def _loaded_as(module: Module) -> re.Pattern[str]:

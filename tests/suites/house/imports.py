@@ -14,6 +14,8 @@ _ENTRY_POINT = re.compile(rf"((?:{'|'.join(PACKAGES)})(?:\.\w+)+)(?::\w+)?")
 """A plugin's name as registries hold it: `module:Class`, or the module alone."""
 TINY = 60
 """Lines of a module that its only importer could hold."""
+_Naming = ast.Import | ast.ImportFrom | ast.Constant
+"""What can name a module."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ def imports_of(module: Module, known: Collection[str]) -> Iterator[Import]:
     """The imports of modules that are `known`, `TYPE_CHECKING` included."""
     top = {id(node) for node in _at_the_top(module.tree)}
     for node in module.nodes:
-        for name in _names(node, module, known):
+        for name in _names(node, module, known) if isinstance(node, _Naming) else ():
             late = id(node) not in top or isinstance(node, ast.Constant)
             yield Import(module.name, name, module.path, node.lineno, late)  # type: ignore[attr-defined]
 
@@ -98,9 +100,9 @@ def tiny_modules(modules: Iterable[Module]) -> list[tuple[Module, str]]:
 
 
 def _at_the_top(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that run when the module is imported."""
+    """The statements that run when the module is imported."""
     for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.expr):
             yield child
             yield from _at_the_top(child)
 

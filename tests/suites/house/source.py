@@ -40,8 +40,16 @@ class Module:
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
-        """Every node of the tree."""
-        return list(ast.walk(self.tree))
+        """Every node of the tree, as `ast.walk` yields them, which takes twice as long."""
+        nodes: list[ast.AST] = [self.tree]
+        for node in nodes:
+            for name in node._fields:
+                value = getattr(node, name, None)
+                if isinstance(value, ast.AST):
+                    nodes.append(value)
+                elif isinstance(value, list):
+                    nodes += [each for each in value if isinstance(each, ast.AST)]
+        return nodes
 
 
 @dataclass(frozen=True)
