@@ -100,6 +100,6 @@ def test_a_taken_channel_is_refused_before_the_start(make_run):  # noqa: F811
     run = make_run(
         "good", rewards=[{"type": "code", "settings": {"function": "json:loads", "channel": "reward"}}]
     )
-    said = run.end(code=2)
+    said = run.end_here(code=2)
     assert "The reward 'code' has the channel 'reward', which is the grader's. Set another `channel`" in said
     assert not run.folder.exists()

@@ -1,6 +1,7 @@
 """A test that fails and then passes alone is named, recorded and counted."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,8 +48,10 @@ def run(tmp_path):
     (tmp_path / "pytest.ini").write_text(f"[pytest]\ntestpaths = suite\npythonpath = {ROOT}\n")
 
     def pytest_run(*options):
-        command = [sys.executable, "-m", "pytest", *options]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        # Of other plugins only the one for parallel runs matters; loading all takes longer than the tests.
+        command = [sys.executable, "-m", "pytest", "-p", "xdist", *options]
+        env = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
 
     return pytest_run
 
