@@ -39,8 +39,10 @@ class Answerer:
             if len(call.sampled.ids) >= call.sampling.max_tokens:
                 call.sampled.finish_reason = "length"
                 return
+            wanted = self._worker_filter(session, call)
+            call.silence.lost = call.silence.lost or self._workers.lacks(wanted)
             try:
-                async with self._workers.taking(self._worker_filter(session, call)) as worker:
+                async with self._workers.taking(wanted) as worker:
                     call.silence.whole = is_text(worker.upstream)
                     if is_text(worker.upstream):
                         await self._complete(

@@ -82,9 +82,9 @@ class StreamSilence:
     since: float = field(default_factory=time.monotonic)
     """When the last tokens came, or the call began."""
     lost: bool = False
-    """Whether an engine was lost since then. One that was being drained or updated does not count."""
+    """Whether an engine was lost since then, or none was ready. A drained or updated one does not count."""
     lost_s: float = 0.0
-    """The longest silence that ended on another engine, because one was lost."""
+    """The longest silence that ended when an engine took the call because none was ready or one was lost."""
     open_s: float = 0.0
     """How long it had been silent when its last client left or it was interrupted; 0.0 while it has a
     client."""

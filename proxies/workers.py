@@ -212,6 +212,19 @@ class WorkerTable:
         named = upstream is not None and any(worker.serves(wanted) for worker in self._workers.values())
         return upstream in self._built_in or (named and not self._engines(wanted))
 
+    def lacks(self, wanted: WorkerFilter) -> bool:
+        """Whether every worker that matches is lost, starting or gone. One that is drained or updated is
+        there: a call waits for it on purpose.
+        """
+        if wanted.upstream in self._built_in:
+            return False
+        matching = (worker for worker in self._workers.values() if worker.serves(wanted))
+        return not any(
+            worker.row.state in ("draining", "updating")
+            or (worker.row.state == "ready" and not worker.suspect)
+            for worker in matching
+        )
+
     def all(self) -> list[Worker]:
         """All workers, by id."""
         return [self._workers[key] for key in sorted(self._workers)]

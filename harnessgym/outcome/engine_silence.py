@@ -10,8 +10,8 @@ call is open when the harness is killed. The difference is how long that call ha
   policy could escape every bad grade by talking until its time is over.
 - An outside model that answers in one piece is silent while it thinks. It is to blame if that one call took
   half of the time limit.
-- An engine was lost earlier, and the call waited for a tenth of the time limit until another one took over:
-  the harness had that much less time than promised. Waiting for weight updates does not count.
+- An engine was lost earlier or none was ready yet, and the call waited for a tenth of the time limit until
+  one took it: the harness had that much less time than promised. Waiting for weight updates does not count.
 
 A harness may end by itself because its client gave up a call. That is the engine's failure too, if the call
 was silent for as long as above and no equal request was answered later.
@@ -45,7 +45,7 @@ class CallSilence:
     whole_s: float = 0.0
     """The same for an outside model that answers in one piece."""
     lost_s: float = 0.0
-    """Longest wait in seconds because an engine was lost."""
+    """Longest wait in seconds because an engine was lost or none was ready."""
 
 
 def blamed(calls: Sequence[CallSilence], *, timed_out: bool, wall_s: float) -> str | None:
@@ -69,6 +69,6 @@ def blamed(calls: Sequence[CallSilence], *, timed_out: bool, wall_s: float) -> s
         if timed_out and lost_s >= _LOST_SHARE * wall_s:
             return (
                 f"Call {call.call_id} waited {lost_s:.1f} s of the time limit of {wall_s:g} s for an "
-                "engine that was lost."
+                "engine: one was lost, or none was ready."
             )
     return None

@@ -16,10 +16,11 @@ from harnessgym.engine_timeouts import EngineTimeouts
 from harnessgym.errors import UpstreamSilent
 from harnessgym.message import Sampling
 from harnessgym.store.calls import silences
-from harnessgym.store.workers import WorkerRow
+from harnessgym.store.workers import WorkerRow, WorkerState
 from proxies.call import Call
 from proxies.http_client import HttpClient
 from proxies.upstream import Upstream
+from proxies.upstreams.scripted import ScriptedUpstream
 from proxies.upstreams.sglang import SglangUpstream
 from proxies.upstreams.vllm import VllmUpstream
 from proxies.workers import NoWorker, WorkerFilter, WorkerTable
@@ -193,6 +194,31 @@ async def test_a_stopped_engines_call_goes_on_at_another_from_its_tokens(
                 await chat(world, 3)
             one.signal(signal.SIGCONT)
             await until_suspect(world)
+
+
+@pytest.mark.parametrize(
+    ("state", "counts"),
+    [(None, True), ("starting", True), ("silent", True), ("dead", True), ("updating", False)],
+)
+async def test_a_wait_for_the_first_engine_is_lost_time_and_one_for_new_weights_is_not(
+    make_world: MakeWorld, state: WorkerState | None, counts: bool
+) -> None:
+    async with make_world(upstreams={}) as world:
+        if state is not None:
+            row = WorkerRow("other", world.settings.run_id, "scripted", "other", 0, state)
+            world.upstreams["other"] = ScriptedUpstream([])
+            await world.proxy.workers.put(row)
+        session = await world.open(sampling={"max_tokens": 8})
+        asking = asyncio.create_task(world.chat(session.key, HI))
+        await live_call(world, session.session_id)
+        await asyncio.sleep(0.4)
+        await world.add_worker("one", ScriptedUpstream([world.text("hello<|im_end|>")]))
+        assert (await asyncio.wait_for(asking, 60)).status_code == 200
+        await world.status(session, 0, "delivered")
+        (waited,) = world.store.read(lambda conn: silences(conn, world.rollout_id))
+        assert waited.answered
+        assert (waited.lost_s >= 0.4) == counts
+        assert counts or waited.lost_s == 0.0
 
 
 async def live_call(world: World, session_id: str) -> Call:
