@@ -164,5 +164,6 @@ def test_whoever_is_killed_nothing_is_trained_too_often_or_too_late(tmp_path):
     often = asked(run, lambda conn: Counter(conn.execute(select(trained.c.rollout_id)).scalars()))
     assert max(often.values()) <= 2
     told = asked(run, lambda conn: account(conn, runs.only(conn).id))
+    assert told.replayed > 0
     assert told.unaccounted == 0
     assert max(told.staleness) <= 2

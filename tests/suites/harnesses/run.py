@@ -1,5 +1,7 @@
 """Runs one scenario on a stage of its own."""
 
+import os
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -48,6 +50,13 @@ def ready(scenario: Scenario) -> bool:
 def prepare(scenario: Scenario) -> None:
     """Install it: once, into the user's cache."""
     install(steps_of(scenario), AGENTS)
+
+
+def prepared(steps: Sequence[InstallStep]) -> bool:
+    """Whether these steps are done. Where `HARNESSGYM_REQUIRE` names the agents, what is missing is installed."""
+    if "agents" in os.environ.get("HARNESSGYM_REQUIRE", "").split(","):
+        install(steps, AGENTS)
+    return installed(steps, AGENTS)
 
 
 @cache

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from environments.swe.edit import patch
-from harnessgym.harnesses.installation import installed
 from harnessgym.provisioning import make_harness
 from harnessgym.run_config.run import HarnessSection
 from harnessgym.sandbox import SandboxBackend
@@ -21,7 +20,7 @@ from harnessgym.traces.verification.verify import verify
 from proxies.renderers.template import TemplateRenderer
 from tests.suites.harnesses.actor import Actor, Move, Part
 from tests.suites.harnesses.plans import TOOLS
-from tests.suites.harnesses.run import AGENTS, POLICY, TOKENIZER_STEPS, language
+from tests.suites.harnesses.run import POLICY, TOKENIZER_STEPS, language, prepared
 from tests.suites.harnesses.stage import open_stage
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.agents, pytest.mark.timeout(600)]
@@ -81,7 +80,7 @@ def parts(name: str, script: str) -> dict[str, Part]:
 async def test_an_agent_solves_a_shipped_task_in_a_container_with_nothing_in_reach_but_the_proxy(
     name: str,
 ) -> None:
-    if not installed(TOKENIZER_STEPS, AGENTS):
+    if not prepared(TOKENIZER_STEPS):
         pytest.skip("the tokenizer is not installed; `python -m tests.suites.harnesses.run` installs it")
     task, harness = the_task(), make_harness(HarnessSection(name=name, type=name), Docker.capabilities)
     renderer = language().renderer
@@ -114,7 +113,7 @@ async def test_an_agent_solves_a_shipped_task_in_a_container_with_nothing_in_rea
 async def test_an_agent_repairs_a_shipped_package_in_a_container_and_a_wrong_patch_is_worth_nothing(
     name: str, right: bool
 ) -> None:
-    if not installed(TOKENIZER_STEPS, AGENTS):
+    if not prepared(TOKENIZER_STEPS):
         pytest.skip("the tokenizer is not installed; `python -m tests.suites.harnesses.run` installs it")
     task, harness = a_repair(), make_harness(HarnessSection(name=name, type=name), Docker.capabilities)
     assert task.solution is not None

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from environments.one_liners import OneLiners
-from harnessgym.harnesses.installation import installed
 from harnessgym.harnesses.mini_swe_agent import MiniSweAgent, MiniSweAgentConfig
+from tests.suites.harnesses.run import prepared
 
 ROOT = Path(__file__).parents[3]
 CONFIG = tomllib.loads((ROOT / "benchmarks/smollm2.toml").read_text())["harnesses"][0]["settings"]["config"]
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.bubblewrap, pytest.mark.agents]
 @pytest.mark.parametrize("fence", [False, True], ids=["plain", "fenced"])
 def test_one_command_is_run_and_graded(tmp_path: Path, fence: bool) -> None:
     settings = MiniSweAgentConfig(config=CONFIG, prewarm=True)
-    if not installed(MiniSweAgent(settings).install(), Path(settings.folder)):
+    if not prepared(MiniSweAgent(settings).install()):
         pytest.skip("the agent is not installed: harnessgym install mini_swe_agent")
     assert TASK.solution is not None
     command = TASK.solution.run[0][-1]
