@@ -16,7 +16,7 @@ ifeq ($(SANDBOX),)
 else
 	$(if $(filter docker,$(SANDBOX)),$(BIN)/harnessgym images build python)
 	$(BIN)/harnessgym train examples/quickstart.toml --folder runs/quickstart-$(SANDBOX) --sandbox.backend $(SANDBOX) --sandbox.fallback "" \
-		--trainer.steps 2 --trainer.groups_per_step 4 --evaluation.tasks 0
+		--trainer.steps 2 --trainer.groups_per_step 4 --evaluation.tasks 0 --node.max_running 8
 endif
 
 # Three workers keep two cores busy; beside more, what waits for a process may wait too long. Files start in the order in which they
