@@ -23,7 +23,7 @@ def project():
 
 
 def imports(path, packages):
-    """What a file imports. One that mentions none of these packages imports none of them: it is not parsed."""
+    """The modules that a file imports. A file that mentions none of `packages` is not parsed."""
     text = path.read_text()
     tree = ast.parse(text) if any(package in text for package in packages) else ast.Module([], [])
     for node in ast.walk(tree):

@@ -17,8 +17,8 @@ is stopped.
 
 
 def few_rollouts(steps, *harnesses):
-    """The shortest steps there are, so that many blows cost little, with harnesses of the examples. A node loads
-    the SDK of each.
+    """Settings of the shortest steps there are, so that many blows cost little, with harnesses of the examples.
+    A node loads the SDK of each.
     """
     sections = [
         f"""{{ name = "{name}", type = "command", settings = {{

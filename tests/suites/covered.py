@@ -192,7 +192,7 @@ def _graph(modules: Sequence[Module]) -> dict[str, set[str]]:
 
 
 def _loads(text: str, name: str, pattern: re.Pattern[str]) -> bool:
-    """Whether the pattern of `_loaded_as` finds a module's name; most texts do not even hold its last words."""
+    """Whether the pattern of `_loaded_as` finds a module's name. Most texts do not even hold its last word."""
     package, _, stem = name.rpartition(".")
     return (stem in text or f"{package}." in text) and pattern.search(text) is not None
 

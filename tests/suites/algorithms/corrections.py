@@ -49,9 +49,8 @@ def against_trl(correction, modes, **bounds):
 
 def opsm_against_trl():
     """Off-policy sequence masking in TRL's loss, and by its own function."""
-    from trl.trainer.grpo_trainer import (
-        GRPOTrainer,
-    )  # ten seconds, which each process that collects would spend
+    # Importing it takes ten seconds, which every process that only collects tests would spend.
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
     worst = 0.0
     for seed in SEEDS:

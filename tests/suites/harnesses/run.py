@@ -53,7 +53,7 @@ def prepare(scenario: Scenario) -> None:
 
 
 def prepared(steps: Sequence[InstallStep]) -> bool:
-    """Whether these steps are done. Where `HARNESSGYM_REQUIRE` names the agents, what is missing is installed."""
+    """Whether these steps are done. Does those that are missing if `HARNESSGYM_REQUIRE` names the agents."""
     if "agents" in os.environ.get("HARNESSGYM_REQUIRE", "").split(","):
         install(steps, AGENTS)
     return installed(steps, AGENTS)
