@@ -2,7 +2,6 @@
 
 import time
 import zlib
-from dataclasses import replace
 
 from harnessgym.task import Grade, Limits, Setup, Task
 
@@ -111,14 +110,6 @@ class Impatient(Tiny):
 
 class Conversing(Tiny):
     limits = Limits(wall_s=8.0, turns=9)
-
-
-class ConversingPatiently(Conversing):
-    """In training. A run that has lost every process takes long to start them all again."""
-
-    def tasks(self, split):
-        wall_s = {"train": 120.0, "test": 8.0}[split]
-        return [replace(task, limits=replace(task.limits, wall_s=wall_s)) for task in super().tasks(split)]
 
 
 class Hurried(Tiny):

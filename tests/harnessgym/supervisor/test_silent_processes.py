@@ -25,11 +25,11 @@ GROUPS_PER_STEP, GROUP_SIZE = 2, 2
 WELL = ("finished", "valid", 1.0)
 
 
-def start_conversing(make_run, steps, task_set="Conversing", engines=2, **sections):  # noqa: F811
+def start_conversing(make_run, steps, engines=2, **sections):  # noqa: F811
     """A run whose harnesses have calls open nearly all the time."""
     return make_run(
         "converses",
-        tasks={"set": f"{HERE}:{task_set}"},
+        tasks={"set": f"{HERE}:Conversing"},
         engine={"workers": engines, "max_length": 256},
         trainer={"steps": steps, "groups_per_step": GROUPS_PER_STEP, "group_size": GROUP_SIZE},
         supervisor={"silent_s": SILENT_S},
@@ -168,9 +168,7 @@ def test_stopped_processes_are_replaced_and_nobody_is_judged_for_it(make_run):  
 def test_an_evaluation_during_which_an_engine_stops_finds_what_it_would_have(make_run):  # noqa: F811
     """And so it does after the fork server was killed, which takes every process along."""
     steps = 5  # the other engine may be through with the evaluation before the silence is noticed
-    run = start_conversing(
-        make_run, steps, "ConversingPatiently", node={"max_running": 3}, evaluation={"tasks": 3}
-    )
+    run = start_conversing(make_run, steps, node={"max_running": 3}, evaluation={"tasks": 3})
     run.wait(lambda: run.running() >= 3)
     victim = run.pids()["engine-0"]
     victim.signal(signal.SIGSTOP)
@@ -188,6 +186,6 @@ def test_an_evaluation_during_which_an_engine_stops_finds_what_it_would_have(mak
 
 def test_a_fork_server_that_is_stopped_costs_no_verdict(make_run):  # noqa: F811
     """It is found out when a process is to be started again."""
-    run = start_conversing(make_run, 2, "ConversingPatiently", engines=1)
+    run = start_conversing(make_run, 2, engines=1)
     wait_for_a_step(run)
     end_without_fork_server(run, signal.SIGSTOP, 2)
