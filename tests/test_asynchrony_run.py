@@ -120,6 +120,23 @@ def test_a_periodic_run_that_curates_trains_no_token_of_another_version_and_shor
 
 
 @pytest.mark.timeout(200)
+def test_groups_are_trained_again_as_often_as_allowed_and_the_account_still_closes(tmp_path):
+    run, lines = ended(tmp_path, sections={"replay": {"reuse": 1}}, max_staleness=3)
+    assert_replayed(run, lines)
+
+
+def assert_replayed(run, lines):
+    """Groups were trained again, once at most; each token is accounted for, and none was too old."""
+    assert sum(line["replayed"] for line in lines) > 0
+    often = asked(run, lambda conn: Counter(conn.execute(select(trained.c.rollout_id)).scalars()))
+    assert max(often.values()) == 2
+    told = asked(run, lambda conn: account(conn, runs.only(conn).id))
+    assert told.unaccounted == 0
+    assert told.replayed > 0
+    assert max(told.staleness) <= 3
+
+
+@pytest.mark.timeout(200)
 def test_ppo_trains_groups_of_one_rollout_again_as_often_as_allowed_and_the_account_still_closes(tmp_path):
     """Replays are chosen by what collects batches, whatever the algorithm."""
     sections = {"replay": {"reuse": 1}, "generate": {"selector": "vade"}}
@@ -130,13 +147,7 @@ def test_ppo_trains_groups_of_one_rollout_again_as_often_as_allowed_and_the_acco
     assert {1} == asked(run, lambda conn: set(conn.execute(select(groups.c.size)).scalars()))
     assert {(line["signal"], line["reduced"]) for line in lines} == {(1, 0)}
     assert all("value_loss" in line for line in lines)
-    assert sum(line["replayed"] for line in lines) > 0
-    often = asked(run, lambda conn: Counter(conn.execute(select(trained.c.rollout_id)).scalars()))
-    assert max(often.values()) == 2
-    told = asked(run, lambda conn: account(conn, runs.only(conn).id))
-    assert told.unaccounted == 0
-    assert told.replayed > 0
-    assert max(told.staleness) <= 3
+    assert_replayed(run, lines)
 
 
 @pytest.mark.timeout(250)

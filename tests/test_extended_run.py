@@ -104,11 +104,8 @@ def test_a_run_is_continued_lengthened_copied_and_never_mistaken_for_another(tmp
     assert "Add --extend" in longer.end_here(code=2)
     assert longer.summary() == short
     extends = f"Extends run {run_id} from 1 to 2 steps; it goes on at step 1."
-    if url is None:
-        interrupt(longer, extends)
-        assert f"Continues run {run_id} at step " in longer.end("--extend")
-    else:
-        assert extends in longer.end("--extend")
+    interrupt(longer, extends)
+    assert f"Continues run {run_id} at step " in longer.end("--extend")
     long, (later, versions) = longer.summary(), longer.evaluated()
     assert versions == {
         "after_sampled": {2},
