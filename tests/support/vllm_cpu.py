@@ -52,17 +52,6 @@ model = LlamaForCausalLM(LlamaConfig(**fields))
 model.load_state_dict(loaded.state_dict())
 model.to(torch.bfloat16).save_pretrained(out)
 """
-_SERVE = """
-import multiprocessing
-import runpy
-
-context = multiprocessing.get_context
-multiprocessing.get_context = lambda method=None: context("fork" if method == "spawn" else method)
-runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
-"""
-"""Starts the server with its engine and its worker forked, as on a GPU. On a CPU, vLLM spawns them so that it can
-bind OpenMP's threads to cores; each would import everything again, which is most of a start's processor time.
-"""
 _TEMPLATE = """\
 {%- set system = messages[0].content if messages and messages[0].role == 'system' else 'You are a helpful assistant.' -%}
 {{- '<|im_start|>system\\n' + system -}}
@@ -117,7 +106,7 @@ def command(port: int, dtype: str = "float32") -> list[str]:
         "--worker-extension-cls": EXTENSION,
     }
     flags = ["--enforce-eager", "--enable-prompt-tokens-details"]
-    program = [str(VENV / "bin" / "python"), "-c", _SERVE]
+    program = [str(VENV / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
     return [*program, *(text for pair in options.items() for text in pair), *flags]
 
 
