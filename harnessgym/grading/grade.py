@@ -7,7 +7,6 @@ Files that cannot be graded (too many, too large, a trap where an artifact shoul
 reward 0. A sandbox or a grader that fails is an error and gives no reward at all.
 """
 
-import math
 import os
 import shutil
 import tempfile
@@ -21,6 +20,8 @@ from typing import Any
 import anyio.to_thread
 
 from harnessgym.errors import HarnessGymError, TaskError
+from harnessgym.grading.bytecode import remove_compiled
+from harnessgym.grading.reward_range import KEY, LARGEST, is_reward, reward_range
 from harnessgym.grading.upload import LeftBehind, holding, warn_left_behind
 from harnessgym.grading.verifier import Opener, Verifier
 from harnessgym.registry import load
@@ -44,6 +45,8 @@ class CollectedArtifacts:
     export: WorkspaceExport
     tampered: str | None
     """Why the export cannot be graded, if it cannot."""
+    compiled: tuple[str, ...] = ()
+    """Compiled Python files that are not graded (`harnessgym.grading.bytecode`)."""
     failed_hooks: tuple[str, ...] = ()
     """A sentence for each of the task's hooks that failed."""
 
@@ -107,17 +110,21 @@ async def verdict(
         basis["failed_hooks"] = list(evidence.failed_hooks)
     if evidence.tampered is not None:
         return Grade({"reward": 0.0}, evidence.tampered, basis)
-    links = evidence.export.left_out if task.home else ()
-    open_sandbox = holding(evidence.folder, fresh, links, left_behind) if shared is None else _reused(shared)
+    of_image = (*evidence.export.left_out, *evidence.compiled) if task.home else ()
+    open_sandbox = (
+        holding(evidence.folder, fresh, of_image, left_behind) if shared is None else _reused(shared)
+    )
     grade = await _run_grader(task, evidence.folder, open_sandbox)
-    return replace(grade, rewards=checked_rewards(grade, _named(task)), evidence={**grade.evidence, **basis})
+    return replace(grade, rewards=checked_rewards(grade, task), evidence={**grade.evidence, **basis})
 
 
-def checked_rewards(grade: Grade, where: str) -> dict[str, float]:
+def checked_rewards(grade: Grade, task: Task) -> dict[str, float]:
     """The rewards as floats, all 0 if tampered.
 
-    Raises TaskError if one is no finite number, or if "reward" is missing.
+    Raises TaskError if one is no finite number, if "reward" is missing or outside of the range that the task
+    declares, or if another channel is beyond `reward_range.LARGEST`.
     """
+    where = _named(task)
     if not isinstance(grade.rewards, Mapping):
         raise TaskError(
             f'{where} gave {grade.rewards!r} as rewards. Give a mapping such as {{"reward": 1.0}}.'
@@ -132,17 +139,16 @@ def checked_rewards(grade: Grade, where: str) -> dict[str, float]:
             raise TaskError(
                 f"{where} gave {value!r} on the channel {channel!r}. A reward is a finite number."
             )
+    low, high = reward_range(task.metadata, f"Task {task.id!r}")
+    if not low <= grade.rewards["reward"] <= high:
+        raise TaskError(
+            f"{where} gave the reward {grade.rewards['reward']!r}, which is outside of the range {low:g} to "
+            f"{high:g}. If the grader may give it, declare it in the task's metadata: {KEY} = [low, high]."
+        )
+    for channel, value in grade.rewards.items():
+        if abs(value) > LARGEST:
+            raise TaskError(f"{where} gave {value!r} on the channel {channel!r}; the most is {LARGEST:g}.")
     return {channel: float(value) for channel, value in grade.rewards.items()}
-
-
-def is_reward(value: object) -> bool:
-    """Whether `value` is a finite number. True and False are not."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer beyond every float
-        return False
 
 
 async def _run(hook: Hook, sandbox: Sandbox) -> str:
@@ -196,12 +202,13 @@ def _evidence(task: Task, root: Path, export: WorkspaceExport) -> CollectedArtif
         return CollectedArtifacts(
             folder, export, f"The artifact {trap!r} is no data: a device, a pipe, or a link that leads out."
         )
+    compiled = remove_compiled(root / "all", task.artifacts)
     if "." in task.artifacts:
-        return CollectedArtifacts(root / "all", export, None)
+        return CollectedArtifacts(root / "all", export, None, compiled)
     folder.mkdir()
     for artifact in (*task.artifacts, *([OUTSIDE] if task.collect else ())):
         _move(root / "all", folder, artifact)
-    return CollectedArtifacts(folder, export, None)
+    return CollectedArtifacts(folder, export, None, compiled)
 
 
 def _trapped(task: Task, export: WorkspaceExport) -> str | None:

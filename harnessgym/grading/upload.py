@@ -26,13 +26,14 @@ LeftBehind = Callable[[str], None]
 warn_left_behind: LeftBehind = logging.getLogger("harnessgym.grading").warning
 _TIMEOUT_S = 600.0
 _LINKS = 10_000
-_LAY_LINKS = """\
+_LAY_OF_IMAGE = """\
 [ -d "$1" ] || exit 0
 workspace=$PWD
 owner=$(stat -c %u:%g .)
 cd "$1"
 while IFS= read -r path; do
-    if [ -L "$path" ]; then printf './%s\\n' "$path"; fi
+    if [ -L "$path" ]; then printf './%s\\n' "$path"; continue; fi
+    case $path in *.pyc) if [ -f "$path" ]; then printf './%s\\n' "$path"; fi;; esac
 done | tar -cf - -T - | tar -C "$workspace" -xf -
 chown -hR "$owner" "$workspace"
 """
@@ -65,7 +66,8 @@ def holding(
 ) -> Opener:
     """A factory of sandboxes from `fresh` that hold the files in `folder`.
 
-    `left_out` is what the export left out; the links among it are copied from the image first.
+    `left_out` is what the export left out, and compiled Python. Links and .pyc files that the image has at
+    these paths are copied from it first.
     """
 
     @asynccontextmanager
@@ -74,7 +76,7 @@ def holding(
         sandbox = await stack.enter_async_context(fresh())
         try:
             if left_out:
-                await lay_links(left_out, sandbox)
+                await lay_of_image(left_out, sandbox)
             await lay(folder, sandbox)
             yield sandbox
         finally:
@@ -87,18 +89,19 @@ def holding(
     return open_sandbox
 
 
-async def lay_links(left_out: Sequence[str], sandbox: Sandbox) -> None:
-    """Copies the links among `left_out` from the image's home. They lead outside, so exports leave them out.
+async def lay_of_image(left_out: Sequence[str], sandbox: Sandbox) -> None:
+    """Copies links and .pyc files at the paths `left_out` from the image's home: what the agent left there
+    is not graded, but a task may need what the image has.
 
     Raises SandboxError if that fails.
     """
     named = "".join(f"{path}\n" for path in left_out[:_LINKS]).encode(errors="surrogateescape")
     done = await sandbox.exec(
-        ["sh", "-ec", _LAY_LINKS, "links", SET_ASIDE], stdin=named, user="root", timeout_s=_TIMEOUT_S
+        ["sh", "-ec", _LAY_OF_IMAGE, "links", SET_ASIDE], stdin=named, user="root", timeout_s=_TIMEOUT_S
     )
     if not done.ok:
         raise SandboxError(
-            f"Links of the image could not be copied into the grading sandbox: {done.describe(500)}."
+            f"Files of the image could not be copied into the grading sandbox: {done.describe(500)}."
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from harnessgym.config import validate
 from harnessgym.errors import ConfigError, TaskError
 from harnessgym.file_bundle import bundle
+from harnessgym.grading import reward_range
 from harnessgym.grading.verifiers.harbor import KEY
 from harnessgym.grading.verifiers.test_script import VerifierScript
 from harnessgym.grading.verifiers.tools import install, tools_of
@@ -90,6 +91,7 @@ def read_task(folder: Path, prefix: str, notes: Notes, *, shared: bool = False) 
         step_reward=table.multi_step_reward_strategy or "mean",
         metadata={
             **(judged or steps[0].metadata),
+            **_declared(table, where),
             "toml": _json({key: value for key, value in kept.items() if value}),
         },
     )
@@ -149,6 +151,13 @@ class _Reading:
             else {"reward": float(least)},
             hooks=_hooks(step.verifier.collect, self.where),
         )
+
+
+def _declared(table: HarborTable, where: Path) -> dict[str, Any]:
+    """The range of the reward that `[metadata]` declares, if it does. Raises TaskError."""
+    if reward_range.KEY not in table.metadata:
+        return {}
+    return {reward_range.KEY: list(reward_range.reward_range(table.metadata, str(where)))}
 
 
 def _inherited(task: VerifierTable, step: VerifierTable) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from harnessgym.config import Config, validate
 from harnessgym.errors import CapabilityError, ConfigError, TaskError
 from harnessgym.grading.check import read_checks
 from harnessgym.grading.git_history import BRANCH, scrub
+from harnessgym.grading.reward_range import reward_range
 from harnessgym.sandbox import needs
 from harnessgym.task import Limits, Setup, Solution, Split, Task
 from harnessgym.tasks.format import LoadedTasks, ReadTasks, without_doubles
@@ -237,6 +238,7 @@ def read_task(folder: Path, defaults: Mapping[str, Any] | None = None, prefix: s
     files, executable = _texts(folder / "files")
     tests, _ = _texts(folder / "tests")
     read_checks(table.tests, tests, str(where))
+    reward_range(table.metadata, str(where))
     setup = [*_executable(executable), *table.setup.run]
     metadata: dict[str, Any] = {
         **table.metadata,

@@ -13,12 +13,13 @@ to its arguments.
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from importlib.resources import files
 from typing import Any, Literal
 
+import anyio.to_thread
 from pydantic import Field
 
 from harnessgym.errors import TaskError
+from harnessgym.grading import bytecode
 from harnessgym.grading.check import Check, CheckContext, CheckOutcome
 from harnessgym.grading.matching import parse_json
 from harnessgym.sandbox import ExecResult
@@ -110,9 +111,14 @@ class Asserts(Check):
         self, context: CheckContext, job: Mapping[str, Any]
     ) -> tuple[list[dict[str, Any]], ExecResult]:
         """Runs a job in a sandbox of its own. Returns the program's lines and the result."""
+        env = await anyio.to_thread.run_sync(bytecode.environment, context.workspace)
         async with context.open_sandbox() as sandbox:
-            command = ["python3", "-I", "-B", "-c", _program()]
-            result = await sandbox.exec(command, stdin=json.dumps(job).encode(), timeout_s=self.timeout_s)
+            result = await sandbox.exec(
+                bytecode.command(bytecode.runner("asserting")),
+                stdin=json.dumps(job).encode(),
+                env=env,
+                timeout_s=self.timeout_s,
+            )
         lines = [parsed[0] for line in result.stdout.splitlines() if (parsed := parse_json(line)) is not None]
         object_lines = [line for line in lines if isinstance(line, dict)]
         if not any("began" in line for line in object_lines) and not result.stdout_truncated:
@@ -147,7 +153,3 @@ def _shallow(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
     except RecursionError:
         return None
     return answer
-
-
-def _program() -> str:
-    return (files("harnessgym.grading.runners") / "asserting.py").read_text()

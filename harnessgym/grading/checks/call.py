@@ -6,13 +6,14 @@ equals everything, a patched `assert` or an early exit is just a wrong answer.
 
 import json
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from typing import Any, Literal, Self
 
+import anyio.to_thread
 from pydantic import Field, model_validator
 
 from harnessgym.config import Config
 from harnessgym.errors import TaskError
+from harnessgym.grading import bytecode
 from harnessgym.grading.check import Check, CheckContext, CheckOutcome
 from harnessgym.grading.matching import parse_json, same
 
@@ -63,10 +64,10 @@ class CallCheck(Check):
             for case in self.cases
         ]
         job = json.dumps({"module": self.module, "cases": cases}).encode()
+        env = await anyio.to_thread.run_sync(bytecode.environment, context.workspace)
         async with context.open_sandbox() as sandbox:
-            result = await sandbox.exec(
-                ["python3", "-I", "-B", "-c", _program()], stdin=job, timeout_s=self.timeout_s
-            )
+            program = bytecode.command(bytecode.runner("calling"))
+            result = await sandbox.exec(program, stdin=job, env=env, timeout_s=self.timeout_s)
         lines = [parsed[0] for line in result.stdout.splitlines() if (parsed := parse_json(line)) is not None]
         answers = [line for line in lines if isinstance(line, dict)]
         if result.stdout_truncated:
@@ -119,7 +120,3 @@ def _shown(value: Any) -> str:
         return json.dumps(value)[:200]
     except RecursionError:
         return "something very deep"
-
-
-def _program() -> str:
-    return (files("harnessgym.grading.runners") / "calling.py").read_text()

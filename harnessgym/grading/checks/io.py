@@ -6,10 +6,12 @@ The expected output never enters the sandbox, so there is nothing to forge.
 from collections.abc import Mapping, Sequence
 from typing import Literal, Self
 
+import anyio.to_thread
 from pydantic import Field, model_validator
 
 from harnessgym.config import Config
 from harnessgym.errors import TaskError
+from harnessgym.grading import bytecode
 from harnessgym.grading.check import Check, CheckContext, CheckOutcome
 from harnessgym.grading.matching import Match, matches, parse_json
 from harnessgym.sandbox import Sandbox
@@ -60,12 +62,13 @@ class Io(Check):
     async def run(self, context: CheckContext) -> CheckOutcome:
         """Passes if every case passes."""
         wrong: list[str] = []
+        env = await anyio.to_thread.run_sync(bytecode.environment, context.workspace)
         async with context.open_sandbox() as sandbox:
             await self._probe(sandbox, context.where)
-            if problem := await self._compile(sandbox):
+            if problem := await self._compile(sandbox, env):
                 return CheckOutcome(False, problem)
             for number, case in enumerate(self.cases):
-                problem, hung = await self._try(sandbox, case)
+                problem, hung = await self._try(sandbox, case, env)
                 if problem:
                     wrong.append(f"case {number}: {problem}")
                 # Each further case would hang too, and cost its whole timeout.
@@ -83,18 +86,19 @@ class Io(Check):
         if not result.ok:
             raise TaskError(f"{where}: the sandbox lacks what the program needs: {result.describe()}.")
 
-    async def _compile(self, sandbox: Sandbox) -> str:
+    async def _compile(self, sandbox: Sandbox, env: Mapping[str, str]) -> str:
         if not self.compile:
             return ""
-        result = await sandbox.exec(self.compile, timeout_s=self.compile_timeout_s)
+        result = await sandbox.exec(self.compile, env=env, timeout_s=self.compile_timeout_s)
         return "" if result.ok else f"it does not compile: {result.describe()}"
 
-    async def _try(self, sandbox: Sandbox, case: IoCase) -> tuple[str, bool]:
+    async def _try(self, sandbox: Sandbox, case: IoCase, env: Mapping[str, str]) -> tuple[str, bool]:
         """Runs one case. Returns what is wrong, and whether it timed out."""
         for path, text in case.files.items():
             await sandbox.write(path, text.encode())
         command: Sequence[str] = (*self.command, *case.args)
-        result = await sandbox.exec(command, stdin=case.stdin.encode(), timeout_s=self.timeout_s)
+        stdin = case.stdin.encode()
+        result = await sandbox.exec(command, stdin=stdin, env=env, timeout_s=self.timeout_s)
         ended = not result.timed_out and result.exit_code is not None
         if not ended or case.exit_code not in (None, result.exit_code):
             return f"it did not end as expected: {result.describe()}", result.timed_out

@@ -20,12 +20,13 @@ import json
 import secrets
 from collections import Counter
 from collections.abc import Collection, Sequence
-from importlib.resources import files
 from typing import Literal
 
+import anyio.to_thread
 from pydantic import Field
 
 from harnessgym.errors import TaskError
+from harnessgym.grading import bytecode
 from harnessgym.grading.check import Check, CheckContext, CheckOutcome
 from harnessgym.grading.pytest_report import Canaries, PytestReport, count
 
@@ -78,9 +79,14 @@ class PytestCheck(Check):
             "without": self.without,
             "sources": self.sources,
         }
+        env = await anyio.to_thread.run_sync(bytecode.environment, context.workspace)
         async with context.open_sandbox() as sandbox:
-            command = ["python3", "-I", "-B", "-c", _program()]
-            result = await sandbox.exec(command, stdin=json.dumps(job).encode(), timeout_s=self.timeout_s)
+            result = await sandbox.exec(
+                bytecode.command(bytecode.runner("testing")),
+                stdin=json.dumps(job).encode(),
+                env=env,
+                timeout_s=self.timeout_s,
+            )
         report = PytestReport.parse(result.stdout, nonce)
         # The order decides who is to blame. Too much output is the agent's doing even if the run did not
         # begin; a run that never began is the image's fault; everything after that is a valid failure.
@@ -103,7 +109,3 @@ class PytestCheck(Check):
                 False, f"the code under test stopped pytest: {report.uncollected[:1] or result.describe()}"
             )
         return count(report, self.expect, canaries, result.exit_code)
-
-
-def _program() -> str:
-    return (files("harnessgym.grading.runners") / "testing.py").read_text()

@@ -65,11 +65,12 @@ def pytest_judge(names: list[str], rewards: Path) -> Judge:
 
 
 def lay(artifacts: list[str], place: Path) -> None:
-    """Copies the artifacts from the working folder to `place`."""
+    """Copies the artifacts from the working folder to `place`, without compiled Python unless it is named."""
     for name in artifacts:
         source, target = Path(name), place / name
         if source.is_dir() and not source.is_symlink():
-            shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+            ignore = None if "__pycache__" in source.parts else shutil.ignore_patterns("__pycache__", "*.pyc")
+            shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore=ignore)
         elif os.path.lexists(source):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)

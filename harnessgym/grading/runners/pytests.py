@@ -55,7 +55,8 @@ class PytestJudge:
         self._count = count
         self._run = run
         self._texts = {name: (here / name).read_bytes().decode() for name in names}
-        self._program = (here / "testing.py").read_text(encoding="utf-8")
+        programs = [(here / name).read_text(encoding="utf-8") for name in ("starting.py", "testing.py")]
+        self._command = [sys.executable, "-I", "-B", "-c", *programs]
         self._user = STRANGER if os.geteuid() == 0 else None
 
     def judge(self, check: dict[str, Any], place: Path) -> tuple[str, float]:
@@ -86,10 +87,9 @@ class PytestJudge:
         try:
             for folder in (place, home):
                 give(folder, self._user)
-            argv = [sys.executable, "-I", "-B", "-c", self._program]
             stdin = json.dumps(job).encode()
             env = {"HOME": str(home), "TMPDIR": str(home)}
-            return self._run(argv, place, stdin, seconds, user=self._user, **env)
+            return self._run(self._command, place, stdin, seconds, user=self._user, **env)
         except OSError as error:
             who = "" if self._user is None else f" as the user {self._user}"
             raise SystemExit(f"{sys.executable} could not be started{who}: {error}") from error

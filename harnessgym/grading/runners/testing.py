@@ -66,6 +66,8 @@ def main() -> None:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     import pytest
 
+    # pytest keeps compiled forms of test modules of its own, and would take one that lies in the workspace.
+    sys.pycache_prefix = f"/nonexistent/{job['nonce']}"
     reporter = Reporter(job["nonce"], out, job.get("without", []))
     folder = _lay(job["files"])
     _open(job.get("sources", []))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from harnessgym.errors import TaskError
-from harnessgym.grading.grade import is_reward
+from harnessgym.grading.reward_range import is_reward
 
 MAX_BYTES = 64 << 10
 """Largest result file."""

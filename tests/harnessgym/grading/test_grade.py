@@ -5,7 +5,7 @@ import math
 import pytest
 
 from harnessgym.errors import CapabilityError, HarnessGymError, SandboxError, TaskError
-from harnessgym.grading.grade import checked_rewards, is_reward, judge
+from harnessgym.grading.grade import checked_rewards, judge
 from harnessgym.sandbox import Capability, Equipment, needs, require
 from harnessgym.task import Grade, Limits, Task
 
@@ -225,14 +225,39 @@ async def test_a_grader_that_fails_is_no_verdict(bubblewrap, grade):
 
 
 def test_tampering_has_no_reward():
-    assert checked_rewards(Grade({"reward": 1.0, "style": 1.0}, "why"), "it") == {"reward": 0.0, "style": 0.0}
-    assert checked_rewards(Grade({}, "why"), "it") == {"reward": 0.0}
-    assert checked_rewards(Grade({"reward": 1, "style": 0.5}), "it") == {"reward": 1.0, "style": 0.5}
+    task = Task("t", "")
+    assert checked_rewards(Grade({"reward": 1.0, "style": 1.0}, "why"), task) == {"reward": 0.0, "style": 0.0}
+    assert checked_rewards(Grade({}, "why"), task) == {"reward": 0.0}
+    assert checked_rewards(Grade({"reward": 1, "style": 0.5}), task) == {"reward": 1.0, "style": 0.5}
 
 
-def test_a_reward_is_a_finite_number():
-    assert all(map(is_reward, (0, 1, -2.5, 1e308)))
-    assert not any(map(is_reward, (True, False, math.nan, math.inf, -math.inf, 10**400, "1", None, [1])))
+@pytest.mark.parametrize(
+    ("declared", "rewards", "named"),
+    [
+        (None, {"reward": 1e300}, "outside of the range 0 to 1"),
+        (None, {"reward": 1.0000001}, "outside of the range 0 to 1"),
+        (None, {"reward": -0.1}, "outside of the range 0 to 1"),
+        ([-1, 5], {"reward": 5.5}, "outside of the range -1 to 5"),
+        ([-1, 5], {"reward": 0.5, "bytes": -2e9}, "'bytes'; the most is 1e"),
+        ([1, 1], {"reward": 1.0}, "less than the second"),
+        ([0, 1e300], {"reward": 1.0}, "neither beyond"),
+        ([0, math.nan], {"reward": 1.0}, "Give the least and the largest"),
+        ("0 to 1", {"reward": 1.0}, "Give the least and the largest"),
+        ([-1, 5], {"reward": -1, "bytes": 5e6}, None),
+    ],
+)
+async def test_a_reward_outside_of_the_range_of_its_task_is_no_verdict(
+    bubblewrap, grade, declared, rewards, named
+):
+    """Whoever gives it: here a grader of a user's own."""
+    metadata = {"grade": Grade(rewards), **({} if declared is None else {"reward_range": declared})}
+    task = Task("t", "", grader=f"{GRADERS}:giving", metadata=metadata)
+    if named is None:
+        assert (await grade(bubblewrap, task)).rewards == rewards
+        return
+    with pytest.raises(TaskError, match=named) as error:
+        await grade(bubblewrap, task)
+    assert "'t'" in str(error.value)
 
 
 async def test_nothing_is_left_on_this_machine(bubblewrap, grade, make_task, tmp_path, monkeypatch):

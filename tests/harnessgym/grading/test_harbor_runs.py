@@ -183,12 +183,20 @@ async def test_what_the_agent_leaves_as_a_result_is_gone(docker, folder):
         ("echo 1 > /tmp/r; ln -s /tmp/r /logs/verifier/reward.txt", "is a link"),
         ("mkfifo /logs/verifier/reward.json", "pipe"),
         ("head -c 70000 /dev/zero | tr '\\0' 1 > /logs/verifier/reward.txt", "larger"),
+        ("echo '{\"reward\": 1e300}' > /logs/verifier/reward.json", "outside of the range 0 to 1"),
+        ("echo 2 > /logs/verifier/reward.txt", "outside of the range 0 to 1"),
     ],
 )
 async def test_a_result_that_is_none_is_no_reward(docker, folder, script, named):
     result = await ScriptedAgent(docker).nothing(read(folder(script)))
     assert result.reward is None
     assert named in result.error
+
+
+async def test_a_task_that_declares_its_range_may_give_more(docker, folder):
+    toml = "[metadata]\nreward_range = [-3, 3]\n"
+    result = await ScriptedAgent(docker).nothing(read(folder("echo -2.5 > /logs/verifier/reward.txt", toml)))
+    assert (result.reward, result.error) == (-2.5, None)
 
 
 async def test_what_the_script_asks_for_and_is_not_there_is_no_reward(docker, tmp_path):
