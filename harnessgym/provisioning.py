@@ -66,7 +66,7 @@ def equipment_of(task: Task, *, grades: bool = False) -> Equipment:
     if not grades:
         return replace(own, env=tuple(sorted(task.env.items())))
     # A grader needs no model. Without the proxy, the agent's code that it runs cannot make calls either.
-    return replace(own, image=task.grading.image or own.image, proxy=False)
+    return replace(own, image=task.grading.image or own.image, proxy=False, grades=True)
 
 
 def image_of(name: str) -> tuple[str, tuple[InstallStep, ...]]:

@@ -30,6 +30,12 @@ from harnessgym.sandboxes.relay import SandboxRelay
 _NODE = "/run/harnessgym"
 """Where the fork server sees the node's folder. Each rollout mounts over it."""
 _NO_CERTIFICATES = "/etc/harnessgym/no-certificates"
+_SHELL = "/etc/harnessgym/sh"
+"""Where the fork server sees the shell of grading sandboxes: a copy of `/bin/sh` that nobody may read.
+
+The kernel then lets no process of the same user look into a shell or open its descriptors. So the code that
+a judging script runs cannot become the script.
+"""
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC = (
     "ld.so.cache",
@@ -101,6 +107,7 @@ class Bubblewrap(LocalBackend):
 
     def __init__(self, settings: BubblewrapSettings | None = None) -> None:
         self._own = settings or BubblewrapSettings()
+        self._shell_path = ""
         super().__init__(self._own)
         self.owner = self._own.user if os.getuid() == 0 else None
         if self._own.proxy_socket_dir is not None:
@@ -143,6 +150,7 @@ class Bubblewrap(LocalBackend):
             exposed=exposed,
             tmp_bytes=self._own.tmp_mb << 20,
             port=port,
+            replaced={_SHELL: self._shell_path} if order.judges and self._shell_path else {},
             namespaces=True,
         )
 
@@ -174,6 +182,8 @@ class Bubblewrap(LocalBackend):
             words += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
         for name in _FILES:
             words += ["--ro-bind", str(self.root / "etc" / name), f"/etc/{name}"]
+        if self._shell_path:
+            words += [*_parents(_SHELL), "--ro-bind", str(self.root / "etc" / "sh"), _SHELL]
         words += [
             "--dir",
             _NO_CERTIFICATES,
@@ -205,6 +215,12 @@ class Bubblewrap(LocalBackend):
         folder.mkdir()
         for name, text in _FILES.items():
             (folder / name).write_text(text.format(user=self._own.user))
+        shell = os.path.realpath("/bin/sh")
+        # A shell on a file system without programs would end every command.
+        if os.path.exists(shell) and not os.statvfs(folder).f_flag & os.ST_NOEXEC:
+            shutil.copyfile(shell, folder / "sh")
+            (folder / "sh").chmod(0o111)
+            self._shell_path = shell
 
 
 _FILES = {

@@ -84,6 +84,7 @@ class DockerSandbox:
             timeout_s=timeout_s,
             file_bytes=self._backend.options.file_mb * _MIB,
             programs=_programs(cmd[0]),
+            judges=self._equipment.grades,
         )
         owner = uid if os.getuid() == 0 else None
         run = asyncio.create_task(

@@ -243,6 +243,7 @@ class LocalSandbox:
             processes=limits.processes + 1,
             file_bytes=self._backend.options.file_mb * _MIB,
             timeout_s=timeout_s,
+            judges=self._equipment.grades,
             namespaces=False,
         )
 

@@ -2,9 +2,10 @@
 
 Where the sandbox offers root, root owns the script, the task's other test files and the script's descriptors.
 The script must then run the agent's code as another user (`setpriv`, `su`), who can neither read nor write
-them. Without root, the script and the agent's code run as one user, and that code can interfere with the
-script. Tasks for which that matters say `needs = ["root"]`. So a malformed result counts as the task's fault
-with root, and as tampering without.
+them. Without root, the script and the agent's code run as one user. That code can neither trace the script's
+shell nor change its text, but the script's other files and the programs that it starts. Tasks for which that
+matters say `needs = ["root"]`. So a malformed result counts as the task's fault with root, and as tampering
+without.
 """
 
 import io
@@ -25,9 +26,15 @@ T=$(mktemp -d)
 export TESTS="$T"
 tar -xof - -C "$T"
 echo "harnessgym: the script starts" >&2
+size=$(wc -c <"$T/$1")
+if [ "$size" -lt 100000 ]; then exec sh -c "$(cat "$T/$1")" "$T/$1" </dev/null; fi
 exec sh "$T/$1" </dev/null
 """
-"""Unpacks the test files from stdin into `$TESTS` and becomes the script, whose fd 1 is the result."""
+"""Unpacks the test files from stdin into `$TESTS` and becomes the script, whose fd 1 is the result.
+
+The shell gets the script as text: a file could be changed while the shell still reads it. A longer text than
+the kernel passes on stays a file.
+"""
 _STARTED = b"harnessgym: the script starts\n"
 
 

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define VERSION 1
+#define VERSION 2
 
 /* Control packets: one request a packet, its descriptors beside it. All numbers are little-endian as the machine has them. */
 enum { OP_HELLO = 'H', OP_EXEC = 'X', OP_ROOT = 'R', OP_LISTEN = 'L', OP_KILL = 'K', OP_END = 'E' };
@@ -37,6 +37,7 @@ struct head {
     uint32_t uid, gid;
     uint32_t candidates, arguments, variables; /* numbers of strings; a string is its length with its final NUL, then itself */
     uint64_t timeout_ms, file_bytes;           /* 0: unlimited */
+    uint64_t judges;                           /* 1: the command runs code that it must be safe from */
 };
 
 struct order {
@@ -53,7 +54,7 @@ _Noreturn void run_command(const struct order *order, const int streams[3]);
 void close_range_of(int first, int last);
 
 /* walls.c */
-void drop_privileges(uid_t uid, gid_t gid);
+void drop_privileges(uid_t uid, gid_t gid, int judges);
 
 /* tree.c */
 int end_descendants(int signals, int (*reap)(void));

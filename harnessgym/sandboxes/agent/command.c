@@ -87,7 +87,7 @@ _Noreturn void run_command(const struct order *order, const int streams[3]) {
     if (order->head.file_bytes)
         limit(RLIMIT_FSIZE, order->head.file_bytes);
     volunteer();
-    drop_privileges(order->head.uid, order->head.gid);
+    drop_privileges(order->head.uid, order->head.gid, order->head.judges != 0);
     if (chdir(order->cwd) != 0) {
         dprintf(2, "The sandbox could not start the command in %s: %s\n", order->cwd, strerror(errno));
         _exit(125);

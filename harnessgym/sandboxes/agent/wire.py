@@ -19,13 +19,13 @@ from typing import Literal
 
 from harnessgym.errors import SandboxError
 
-VERSION = 1
+VERSION = 2
 Operation = Literal["X", "R", "L", "K", "E"]
 """X: start a command. R: send a descriptor of a folder. L: open a listener. K: kill every process. E: kill
 every process and exit."""
 _REQUEST = struct.Struct("=3I")
 _REPLY = struct.Struct("=2Ii")
-_HEAD = struct.Struct("=6I2Q")
+_HEAD = struct.Struct("=6I3Q")
 _REPORT = struct.Struct("=IiIIq")
 _LENGTH = struct.Struct("=I")
 _KINDS = {1: "exited", 2: "killed", 3: "lost", 4: "cancelled"}
@@ -48,6 +48,8 @@ class ExecRequest:
     """Largest file; 0 leaves it unlimited."""
     programs: Sequence[str] = ()
     """Programs to try in order: the first that exists is started. If empty, `argv[0]`."""
+    judges: bool = False
+    """Whether the command may run code that must not trace it or change its memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ def pack_order(order: ExecRequest) -> bytes:
         len(variables),
         max(1, round(order.timeout_s * 1000)),
         order.file_bytes,
+        int(order.judges),
     )
     return _HEAD.pack(len(body), order.user, order.user, *numbers) + body
 

@@ -4,6 +4,7 @@ Each raises OSError with the call's name.
 """
 
 import ctypes
+import errno
 import os
 import platform
 import struct
@@ -36,6 +37,20 @@ def _check(result: int, what: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def syscall(number: int, *arguments: int | bytes | None) -> int:
+    """Makes a system call that the C library has no function for. Returns its result, -1 for an error."""
+    words = [ctypes.c_long(each) if isinstance(each, int) else ctypes.c_char_p(each) for each in arguments]
+    return int(_libc.syscall(ctypes.c_long(number), *words))
+
+
+def checked_syscall(name: str, number: int, *arguments: int | bytes | None) -> int:
+    """Makes a system call; raises OSError with `name` if it fails."""
+    result = syscall(number, *arguments)
+    if result < 0:
+        _check(result, name)
+    return result
 
 
 def unshare(flags: int) -> None:
@@ -99,6 +114,11 @@ _ARCHITECTURES: dict[str, tuple[int, int, tuple[int, ...]]] = {
     "x86_64": (0xC000_003E, 41, (248, 249, 250, 425, 426, 427, 321, 323, 298)),
     "aarch64": (0xC000_00B7, 198, (217, 218, 219, 425, 426, 427, 280, 282, 241)),
 }
+_TRACING: dict[str, tuple[int, ...]] = {
+    # ptrace process_vm_readv process_vm_writev kcmp pidfd_getfd perf_event_open userfaultfd
+    "x86_64": (101, 310, 311, 312, 438, 298, 323),
+    "aarch64": (117, 270, 271, 272, 438, 241, 282),
+}
 _SOCKET_FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, AF_NETLINK: the ones a network namespace confines."""
 
@@ -113,7 +133,28 @@ def filter_system_calls() -> bool:
     known = _ARCHITECTURES.get(platform.machine())
     if known is None:
         return False
-    program = b"".join(_instructions(*known))
+    _install(_instructions(*known))
+    return True
+
+
+def forbid_tracing() -> bool:
+    """Installs a seccomp filter against system calls that look into another process or change it.
+
+    Returns False if this machine's architecture is unknown. To be called before `filter_system_calls`, which
+    refuses other architectures' numbers; the kernel asks both filters.
+    """
+    denied = _TRACING.get(platform.machine())
+    if denied is None:
+        return False
+    lines = [_op(_LOAD, 0)]
+    for number in denied:
+        lines += [_op(_EQUAL, number, 0, 1), _op(_GIVE, _REFUSE | errno.EPERM)]
+    _install([*lines, _op(_GIVE, _ALLOW)])
+    return True
+
+
+def _install(instructions: list[bytes]) -> None:
+    program = b"".join(instructions)
     buffer = ctypes.create_string_buffer(program, len(program))
     rules = _Filter(len(program) // 8, ctypes.cast(buffer, ctypes.c_void_p))
     arguments = (
@@ -123,29 +164,30 @@ def filter_system_calls() -> bool:
         ctypes.c_ulong(0),
     )
     _check(_libc.prctl(_PR_SET_SECCOMP, *arguments), "PR_SET_SECCOMP")
-    return True
+
+
+_LOAD = 0x20
+_EQUAL = 0x15
+_AT_LEAST = 0x35
+_GIVE = 0x06
+_ALLOW = 0x7FFF_0000
+_KILL = 0x8000_0000
+_REFUSE = 0x0005_0000
+
+
+def _op(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, yes, no, value)
 
 
 def _instructions(architecture: int, socket_call: int, denied: tuple[int, ...]) -> list[bytes]:
     """Classic BPF over `struct seccomp_data` (number at 0, architecture at 4, first argument's low word at
     16).
     """
-    load = 0x20
-    equal = 0x15
-    at_least = 0x35
-    give = 0x06
-    allow = 0x7FFF_0000
-    kill = 0x8000_0000
-    refuse = 0x0005_0000
-
-    def op(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
-        return struct.pack("=HBBI", code, yes, no, value)
-
-    lines = [op(load, 4), op(equal, architecture, 1, 0), op(give, kill), op(load, 0)]
-    lines += [op(at_least, 0x4000_0000, 0, 1), op(give, refuse | 38)]  # the x32 numbers: ENOSYS
+    lines = [_op(_LOAD, 4), _op(_EQUAL, architecture, 1, 0), _op(_GIVE, _KILL), _op(_LOAD, 0)]
+    lines += [_op(_AT_LEAST, 0x4000_0000, 0, 1), _op(_GIVE, _REFUSE | errno.ENOSYS)]  # the x32 numbers
     for number in denied:
-        lines += [op(equal, number, 0, 1), op(give, refuse | 38)]
-    lines += [op(equal, socket_call, 1, 0), op(give, allow), op(load, 16)]
+        lines += [_op(_EQUAL, number, 0, 1), _op(_GIVE, _REFUSE | errno.ENOSYS)]
+    lines += [_op(_EQUAL, socket_call, 1, 0), _op(_GIVE, _ALLOW), _op(_LOAD, 16)]
     for family in _SOCKET_FAMILIES:
-        lines += [op(equal, family, 0, 1), op(give, allow)]
-    return [*lines, op(give, refuse | 97)]  # EAFNOSUPPORT
+        lines += [_op(_EQUAL, family, 0, 1), _op(_GIVE, _ALLOW)]
+    return [*lines, _op(_GIVE, _REFUSE | errno.EAFNOSUPPORT)]

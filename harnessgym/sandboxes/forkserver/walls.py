@@ -11,7 +11,7 @@ import resource
 import socket
 import struct
 
-from . import kernel
+from . import kernel, landlock
 from .wire import ForkOrder
 
 WORKSPACE = "/workspace"
@@ -55,6 +55,8 @@ def build(order: ForkOrder) -> socket.socket | None:
         kernel.mount("tmpfs", folder, "tmpfs", safe, f"size={order.tmp_bytes},mode=1777,nr_inodes=64k")
     for path, descriptor in exposed.items():
         _expose(path, descriptor)
+    for source, target in order.replaced.items():
+        kernel.mount(source, target, "", kernel.MS_BIND)
     kernel.mount(
         "devpts", "/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, "newinstance,ptmxmode=0666"
     )
@@ -120,6 +122,9 @@ def lock(order: ForkOrder) -> None:
     kernel.forbid_new_privileges()
     if order.namespaces:
         kernel.drop_capabilities()
+        if order.judges:
+            landlock.forbid_writing_below("/proc")
+            kernel.forbid_tracing()
         kernel.filter_system_calls()
     kernel.set_dumpable(True)
 

@@ -47,6 +47,10 @@ class ForkOrder:
     """Folders to cover, because they hold other rollouts' files or tasks' solutions."""
     exposed: list[str] = field(default_factory=list)
     """Files and folders below covered ones that must stay visible, read-only."""
+    replaced: dict[str, str] = field(default_factory=dict)
+    """Files to put in the place of others: path of the replacement to the path that it gets."""
+    judges: bool = False
+    """Whether the program may run code that must not trace it or change its memory."""
     namespaces: bool = True
 
 
