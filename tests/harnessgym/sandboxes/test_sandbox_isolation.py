@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harnessgym.sandbox import Prewarm
-from harnessgym.sandboxes.bubblewrap import task_folders
+from harnessgym.sandboxes.bubblewrap import Interpreter, task_folders, unused_packages
 from harnessgym.task import Limits
 from tests.harnessgym.sandboxes.ordinary import ORDINARY
 
@@ -175,4 +175,15 @@ def test_the_folders_of_installed_tasks_are_found(tmp_path):
     there = tmp_path / "lib/python3.11/site-packages/environments/shell_tasks/tasks"
     there.mkdir(parents=True)
     (tmp_path / "lib/python3.11/site-packages/environments/lookup").mkdir()
-    assert task_folders((str(tmp_path), "/no/such/prefix")) == (str(there),)
+    system = tmp_path / "lib/python3.11/dist-packages/environments/swe/tasks"
+    system.mkdir(parents=True)
+    assert task_folders((str(tmp_path), "/no/such/prefix")) == (str(system), str(there))
+
+
+def test_packages_that_a_virtual_environment_does_not_import_from_are_unused(tmp_path):
+    base, own = (tmp_path / name / "lib/python3.11/site-packages" for name in ("base", "venv"))
+    base.mkdir(parents=True)
+    own.mkdir(parents=True)
+    prefixes = str(tmp_path / "base"), str(tmp_path / "venv")
+    assert unused_packages(Interpreter(prefixes, (str(own),))) == (str(base),)
+    assert unused_packages(Interpreter(prefixes, (str(own), str(base)))) == ()
