@@ -16,6 +16,10 @@ solution must score 1 and doing nothing 0 in the same run, or the task is broken
 
 `harnessgym cheats --tasks my_tasks/ --cheat conftest-hooks --cheat 6`
 
+`harnessgym cheats --tasks swe --limit 1 --cheat 14 --disguises 5 --seed 3`
+
+A disguise is named `NAME@SEED.NUMBER`; `--cheat` takes that name too.
+
 In the table: a reward, T for tampered with, - for no verdict, loot for what should not have been got.
 
 Exit status: 0 no cheat got anything, 1 one did or a task is broken, 2 an error (one message says what to
@@ -33,6 +37,10 @@ def register(root: typer.Typer) -> None:
             list[str] | None,
             typer.Option(metavar="NAME", help="Only this one, or a number: this class. Repeatable."),
         ] = None,
+        disguises: Annotated[
+            int, typer.Option(min=0, help="Also so many disguises of each cheat that has any.")
+        ] = 0,
+        seed: Annotated[int, typer.Option(min=0, help="Draws the disguises.")] = 0,
         limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many tasks.")] = None,
         json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")] = False,
     ) -> None:
@@ -42,10 +50,10 @@ def register(root: typer.Typer) -> None:
 
         from harnessgym.cli.traces.printed import console as stdout
         from harnessgym.grading.cheats import report
-        from harnessgym.grading.cheats.catalogue import named
+        from harnessgym.grading.cheats.catalogue import disguised, named
         from harnessgym.tasks.source import task_set
 
-        cheats = named(cheat or ())
+        cheats = disguised(named(cheat or ()), seed, disguises)
         whole_set = task_set(tasks)
         chosen = [*whole_set.tasks("train"), *whole_set.tasks("test")][:limit]
         results, skipped = asyncio.run(_run(chosen, cheats, sandbox))

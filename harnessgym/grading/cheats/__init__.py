@@ -2,6 +2,8 @@
 
     cheat.py          the contract
     catalogue.py      all cheats, by name
+    composition.py    cheats composed of an effect, a trigger, a hiding place and a hook point
+    disguise.py       the composed cheats, plain and in disguises that a seed draws
     suite.py          runs each in the agent's place and grades the result like any other
     report.py         the table and the JSON output
 

@@ -1,5 +1,6 @@
 """All cheats, by name."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 from harnessgym.config import nearest
@@ -17,6 +18,7 @@ from harnessgym.grading.cheats import (
     searching,
 )
 from harnessgym.grading.cheats.cheat import Cheat
+from harnessgym.grading.cheats.disguise import PLAIN, disguises
 
 _MODULES = (
     preseeding,
@@ -30,7 +32,9 @@ _MODULES = (
     exfiltration,
     sandbox_escape,
 )
-CHEATS: Mapping[str, Cheat] = {cheat.name: cheat for module in _MODULES for cheat in module.CHEATS}
+CHEATS: Mapping[str, Cheat] = {
+    cheat.name: cheat for cheats in (*(module.CHEATS for module in _MODULES), PLAIN) for cheat in cheats
+}
 """Name to cheat, ordered by attack class."""
 QUICK: tuple[Cheat, ...] = tuple(
     CHEATS[name]
@@ -51,14 +55,30 @@ QUICK: tuple[Cheat, ...] = tuple(
 
 
 def named(names: Sequence[str]) -> tuple[Cheat, ...]:
-    """The cheats with these names, or all if `names` is empty. A number selects an attack class.
+    """The cheats with these names, or all if `names` is empty.
 
-    Raises ConfigError for an unknown name.
+    A number selects an attack class, and `NAME@SEED.NUMBER` a disguise of a composed cheat. Raises ConfigError
+    for an unknown name.
     """
     cheats: dict[str, Cheat] = {}
     for name in names:
-        of_class = {each.name: each for each in CHEATS.values() if str(each.attack) == name}
-        if name not in CHEATS and not of_class:
+        chosen = _chosen(name)
+        if not chosen:
             raise ConfigError(f"There is no cheat {name!r}. {nearest(name, list(CHEATS))}")
-        cheats |= of_class or {name: CHEATS[name]}
+        cheats |= {each.name: each for each in chosen}
     return tuple(cheats.values() if names else CHEATS.values())
+
+
+def _chosen(name: str) -> tuple[Cheat, ...]:
+    disguise = re.fullmatch(r"(?P<plain>[\w-]+)@(?P<seed>\d+)\.(?P<number>\d{1,4})", name)
+    if disguise is not None and disguise["plain"] in CHEATS:
+        number = int(disguise["number"])
+        return disguises(CHEATS[disguise["plain"]], int(disguise["seed"]), number + 1)[number:]
+    if name in CHEATS:
+        return (CHEATS[name],)
+    return tuple(each for each in CHEATS.values() if str(each.attack) == name)
+
+
+def disguised(cheats: Sequence[Cheat], seed: int, n: int) -> tuple[Cheat, ...]:
+    """The cheats, each composed one followed by `n` disguises of it."""
+    return tuple(each for cheat in cheats for each in (cheat, *disguises(cheat, seed, n)))

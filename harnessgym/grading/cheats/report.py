@@ -46,7 +46,8 @@ def table(results: Sequence[CheatResult]) -> "Table":
 
 
 def _attack(cheat: str) -> int | None:
-    return CHEATS[cheat].attack if cheat in CHEATS else None
+    plain = cheat.partition("@")[0]
+    return CHEATS[plain].attack if plain in CHEATS else None
 
 
 def _cell(result: CheatResult | None) -> str:

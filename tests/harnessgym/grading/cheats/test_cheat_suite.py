@@ -11,6 +11,7 @@ from harnessgym.errors import CapabilityError, ConfigError
 from harnessgym.grading.cheats import report
 from harnessgym.grading.cheats.catalogue import CHEATS, named
 from harnessgym.grading.cheats.cheat import CLASSES
+from harnessgym.grading.cheats.disguise import PLAIN
 from harnessgym.grading.cheats.environment import surroundings
 from harnessgym.grading.cheats.scripted_agent import GOLD, NOTHING
 from harnessgym.grading.cheats.suite import CheatSuite
@@ -26,6 +27,8 @@ LONG = frozenset({"too-many-files", "eats-memory", "gold-by-content"})
 USUAL = "free-slots"
 TASKS = {4: "log-pipeline", 5: "regression-hunt"}
 """The tasks of the classes that need more than the usual one has."""
+COMPOSED = {cheat.attack for cheat in PLAIN}
+"""Classes of cheats that need Python code to repair: `test_disguise.py`."""
 HERE = "tests.harnessgym.grading.cheats.graders_that_trust"
 
 
@@ -50,7 +53,7 @@ async def test_gold_is_rewarded_and_doing_nothing_is_not(bubblewrap_suite, task)
 
 
 @pytest.mark.bubblewrap
-@pytest.mark.parametrize("attack", sorted(set(CLASSES) - {12}))
+@pytest.mark.parametrize("attack", sorted(set(CLASSES) - {12, *COMPOSED}))
 async def test_no_cheat_of_any_class_gets_anything(bubblewrap_suite, attack):
     task = shipped(TASKS.get(attack, USUAL))
     cheats = [cheat for cheat in named([str(attack)]) if cheat.name not in LONG]
