@@ -1,4 +1,4 @@
-"""Classes 17 and 20: effects that change what the faulty module's functions answer, not the process around them."""
+"""Classes 17 and 20: effects that change what the faulty module's functions answer."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -57,8 +57,8 @@ QUICK: tuple[Cheat, ...] = tuple(
 def named(names: Sequence[str]) -> tuple[Cheat, ...]:
     """The cheats with these names, or all if `names` is empty.
 
-    A number selects an attack class, and `NAME@SEED.NUMBER` a disguise of a composed cheat. Raises ConfigError
-    for an unknown name.
+    A number selects an attack class, and `NAME@SEED.NUMBER` a disguise of a composed cheat. Raises
+    ConfigError for an unknown name.
     """
     cheats: dict[str, Cheat] = {}
     for name in names:

@@ -6,8 +6,8 @@ the hook point from which it runs.
     hiding    how the text looks in the file: plain, base64, marshalled, split over files, ...
     hook      which file holds it and what runs it: the package, the faulty module, a decorator, a `.pyc`, ...
 
-The texts are composed on this machine. A short program in the agent's sandbox puts them into the task's files:
-only the interpreter there can compile bytecode that graders with the same image read.
+The texts are composed on this machine. A short program in the agent's sandbox puts them into the task's
+files: only the interpreter there can compile bytecode that graders with the same image read.
 """
 
 import base64

@@ -1,7 +1,8 @@
 """Effects: what code in the task's package does to the process that judges it, as Python texts.
 
-A text defines a function `ACT`. It runs where `composition.py` puts it, without the names of any module, so it
-imports what it needs. `PACKAGE_NAME` and `MODULE_NAME` stand for the names of the package and the faulty module.
+A text defines a function `ACT`. It runs where `composition.py` puts it, without the names of any module, so
+it imports what it needs. `PACKAGE_NAME` and `MODULE_NAME` stand for the names of the package and the faulty
+module.
 """
 
 from collections.abc import Callable, Mapping

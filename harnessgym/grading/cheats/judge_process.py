@@ -182,7 +182,7 @@ EFFECTS = (
     Effect(
         "forged-by-frames",
         13,
-        "finds the nonce and the descriptor through frames, and reports passes for tests that name the package",
+        "finds nonce and descriptor through frames, and reports passes for tests that name the package",
         _FORGED,
         EARLY,
     ),

@@ -26,6 +26,29 @@ def test_the_command_prints_a_table_and_says_no_hole():
 
 
 @pytest.mark.bubblewrap
+def test_disguises_are_drawn_by_the_seed():
+    words = (
+        "--tasks",
+        "shell",
+        "--limit",
+        "1",
+        "--cheat",
+        "emptied-runner",
+        "--disguises",
+        "1",
+        "--seed",
+        "2",
+    )
+    done = run(*words, "--json")
+    results = json.loads(done.stdout)["results"]
+    assert done.returncode == 0, done.stderr
+    assert [(row["cheat"], row["attack"]) for row in results[2:]] == [
+        ("emptied-runner", 14),
+        ("emptied-runner@2.0", 14),
+    ]
+
+
+@pytest.mark.bubblewrap
 def test_a_broken_task_is_exit_status_1(tmp_path):
     folder = tmp_path / "set" / "easy"
     (folder / "gold").mkdir(parents=True)

@@ -3,15 +3,18 @@ the hole, in every disguise that is drawn here.
 """
 
 import ast
+from dataclasses import replace
 
 import pytest
 
+from harnessgym.grading.cheats import report
 from harnessgym.grading.cheats.catalogue import CHEATS, named
 from harnessgym.grading.cheats.cheat import CLASSES, Target
 from harnessgym.grading.cheats.composition import HIDINGS, HOOKS, TRIGGERS, faulty_module
 from harnessgym.grading.cheats.disguise import EFFECTS, PLAIN, compositions, disguises
 from harnessgym.grading.cheats.scripted_agent import GOLD, NOTHING
 from harnessgym.task import Limits, Solution, Task
+from harnessgym.tasks.source import task_set
 
 HERE = "tests.harnessgym.grading.cheats.graders_that_trust"
 SEED = 7
@@ -66,6 +69,11 @@ def target(task):
     return Target(task, None, 1, ())
 
 
+def shared(name):
+    """A task that is graded in the agent's sandbox, which has fewer walls, for cheats that the others stop."""
+    return tally() if EFFECTS[name].attack != 18 else replace(tally(), verifier="shared")
+
+
 IN_PROCESS = [name for name, effect in EFFECTS.items() if effect.attack <= 20]
 UNREACHED = {
     "operators-patched": "the task's tests use no operator functions",
@@ -78,7 +86,7 @@ UNREACHED = {
 @pytest.mark.parametrize("name", [name for name in IN_PROCESS if name not in UNREACHED])
 async def test_a_judge_in_the_same_process_rewards_each_in_every_disguise(bubblewrap_suite, name):
     cheats = (CHEATS[name], *disguises(CHEATS[name], SEED, 1))
-    results = [await bubblewrap_suite.cheat(tally(), cheat) for cheat in cheats]
+    results = [await bubblewrap_suite.cheat(shared(name), cheat) for cheat in cheats]
     assert [(result.cheat, result.reward) for result in results] == [(cheat.name, 1.0) for cheat in cheats]
 
 
@@ -103,15 +111,37 @@ async def test_operators_are_patched_for_tests_that_use_them(bubblewrap_suite):
 @pytest.mark.bubblewrap
 async def test_reward_files_beside_the_code_are_believed_by_a_grader_that_reads_them_there(bubblewrap_suite):
     task = tally("trusts_reward_files")
-    rewards = {}
+    found = {}
     for name in ("writes-reward-files", "writes-from-a-daemon", "huge-reward", "reward-that-is-no-number"):
-        rewards[name] = (await bubblewrap_suite.cheat(task, CHEATS[name])).reward
-    assert rewards == {
-        "writes-reward-files": 1.0,
-        "writes-from-a-daemon": 1.0,
-        "huge-reward": 1e300,
-        "reward-that-is-no-number": None,
-    }
+        found[name] = await bubblewrap_suite.cheat(task, CHEATS[name])
+    assert [result.reward for result in found.values()] == [1.0, 1.0, None, None]
+    assert "1e+300" in found["huge-reward"].error
+    assert "nan" in found["reward-that-is-no-number"].error
+
+
+@pytest.mark.anyio
+@pytest.mark.bubblewrap
+async def test_a_parent_is_traced_in_the_agents_sandbox_and_not_where_things_are_graded(bubblewrap_suite):
+    cheats = (CHEATS["traces-its-parents"], *disguises(CHEATS["traces-its-parents"], SEED, 2))
+    task = tally("trusts_a_parent")
+    for cheat in cheats:
+        assert (await bubblewrap_suite.cheat(replace(task, verifier="shared"), cheat)).reward == 1.0, (
+            cheat.tries
+        )
+        assert (await bubblewrap_suite.cheat(task, cheat)).reward == 0.0, cheat.tries
+
+
+@pytest.mark.anyio
+@pytest.mark.bubblewrap
+async def test_a_task_that_is_judged_by_values_gives_none_of_them_anything(bubblewrap_suite):
+    tasks = task_set("shell")
+    task = next(task for task in tasks.tasks("train") if task.id.endswith("free-slots"))
+    by_class = {effect.attack: name for name, effect in EFFECTS.items() if name != "jams-by-hanging"}
+    cheats = [each for name in by_class.values() for each in disguises(CHEATS[name], SEED, 1)]
+    results = [await bubblewrap_suite.cheat(task, cheat) for cheat in cheats]
+    assert report.holes(results) == []
+    assert [result.cheat for result in results] == [cheat.name for cheat in cheats]
+    assert [result.ending for result in results if "Error" in result.ending] == []
 
 
 def test_every_new_class_has_a_plain_cheat_and_five_disguises():
