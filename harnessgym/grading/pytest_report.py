@@ -2,76 +2,24 @@
 canaries and exit codes must agree.
 """
 
-import secrets
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from harnessgym.grading.canaries import Canaries
 from harnessgym.grading.outcome import CheckOutcome
 
 _PHASES = ("setup", "call", "teardown")
 _FAILED = "1"
 """Exit code of pytest when tests failed. The canaries that must fail make it the only honest one."""
 
-_CANARY = """\
-import pytest
-
-
-@pytest.fixture
-def {fixture}():
-    return {number}
-
-
-def {good}({fixture}):
-    assert {fixture} == {number}
-
-
-def {plain}():
-    assert {number} == {other}
-
-
-def {raising}():
-    raise RuntimeError({number})
-
-
-def {missing}():
-    with pytest.raises(ValueError):
-        str({number})
-
-
-def {near}({fixture}):
-    assert {fixture} == pytest.approx({other}, abs=0.25)
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Canaries:
-    """Tests that are known to pass or to fail, under random names."""
-
-    path: str
-    text: str
-    good: frozenset[str]
-    bad: frozenset[str]
-
-    @classmethod
-    def draw(cls) -> "Canaries":
-        """A new test file with random names."""
-        names = {
-            key: f"test_{secrets.token_hex(6)}" for key in ("good", "plain", "raising", "missing", "near")
-        }
-        number = secrets.randbelow(10_000)
-        path = f"test_{secrets.token_hex(6)}.py"
-        text = _CANARY.format(
-            fixture=f"value_{secrets.token_hex(6)}", number=number, other=number + 1, **names
-        )
-        good = frozenset({f"{path}::{names.pop('good')}"})
-        return cls(path, text, good, frozenset(f"{path}::{name}" for name in names.values()))
-
 
 @dataclass(slots=True)
 class PytestReport:
     """The lines that one run wrote, sorted."""
 
+    relayed: str = ""
+    """hidden: the process that signs the lines denied others its memory and descriptors. open: not."""
     began: bool = False
     ended: str | None = None
     collected: list[str] = field(default_factory=list)
@@ -95,6 +43,10 @@ class PytestReport:
 
     def _take(self, words: Sequence[str]) -> bool:
         match words:
+            case ["relayed", state]:
+                fresh = not self.relayed and not self.began
+                self.relayed = state
+                return fresh
             case ["began", _]:
                 fresh = not self.began
                 self.began = True
@@ -126,12 +78,12 @@ class PytestReport:
 
 
 def count(
-    report: PytestReport, expected: Sequence[str], canaries: Collection[Canaries], exit_code: int | None
+    report: PytestReport, expected: Sequence[str], canaries: Canaries, exit_code: int | None
 ) -> CheckOutcome:
     """Passed if every expected test passed and the report is one that an honest run could have written."""
     impossible = _impossible(report, expected, canaries, exit_code)
     passed = report.passed & set(expected)
-    facts = {"tests_passed": len(passed), "expected": len(expected)}
+    facts = {"tests_passed": len(passed), "expected": len(expected), "relayed": report.relayed}
     if impossible:
         return CheckOutcome(False, impossible, impossible, facts=facts)
     missing = [test for test in expected if test not in passed]
@@ -143,12 +95,13 @@ def count(
 
 
 def _impossible(
-    report: PytestReport, expected: Sequence[str], canaries: Collection[Canaries], exit_code: int | None
+    report: PytestReport, expected: Sequence[str], canaries: Canaries, exit_code: int | None
 ) -> str | None:
     """The first contradiction, which no honest run could have reported; None if there is none."""
-    good = frozenset().union(*(canary.good for canary in canaries))
-    bad = frozenset().union(*(canary.bad for canary in canaries))
+    good, bad = canaries.good, canaries.bad
     known = {*expected, *good, *bad}
+    # Code under test that is wrong can make tests fail that must pass. It gains nothing by that.
+    solved = report.passed >= set(expected)
     seen = Counter(report.collected)
     phases = Counter((test, when) for test, when, _ in report.phases)
     checks: Mapping[str, object] = {
@@ -158,7 +111,7 @@ def _impossible(
         "Tests were collected that the task does not have": sorted(set(seen) - known),
         "Tests were reported that were not collected": sorted({test for test, _ in phases} - set(seen)),
         "Tests that must fail passed": sorted(bad & report.passed),
-        "Tests that must pass did not": sorted(good - report.passed),
+        "Tests that must pass did not": sorted(good - report.passed) if solved else [],
         "Tests are missing, though every file was collected": []
         if report.uncollected
         else sorted(known - set(seen)),

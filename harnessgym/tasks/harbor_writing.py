@@ -36,7 +36,15 @@ _SAID = frozenset({
 """Fields of a task that a Harbor directory can express. A task that sets others is refused."""
 _WRITABLE = {"io": Io, "files": Files, "command": CommandCheck, "pytest": PytestCheck}
 _PROGRAM = "check.py"
-_JUDGE = ("pytests.py", "starting.py", "testing.py", "pytest_report.py", "outcome.py")
+_JUDGE = (
+    "pytests.py",
+    "relaying.py",
+    "starting.py",
+    "testing.py",
+    "canaries.py",
+    "pytest_report.py",
+    "outcome.py",
+)
 """Further files that `pytest` checks need."""
 _TAKEN = (
     "test.sh",
@@ -191,7 +199,7 @@ def _program(task: Task, checks: Sequence[Check]) -> Mapping[str, str]:
         "file_rules.py": _text("file_rules.py"),
     }
     if any(isinstance(check, PytestCheck) for check in checks):
-        runners = {"pytests.py", "starting.py", "testing.py"}
+        runners = {"pytests.py", "relaying.py", "starting.py", "testing.py"}
         modules |= {name: _text(f"runners/{name}" if name in runners else name) for name in _JUDGE}
     return {"test.sh": _TEST, "checks.json": json.dumps(plan, indent=1) + "\n", **modules}
 

@@ -2,18 +2,20 @@
 
 The agent's code runs in the process that judges it. These are the defences:
 
-- Nothing in the workspace configures pytest.
-- Results are lines with a nonce on a descriptor of their own.
-- Tests with random names that must fail, and that must pass, run before and after the real ones.
+- Nothing in the workspace configures pytest, and nothing compiled there is read.
+- Another process signs the results (`runners/relaying.py`). Its memory and descriptors are closed to the
+  process of the tests, which reports to it through a pipe.
+- Tests that must fail, and that must pass, are among the real ones and look like them
+  (`grading/canaries.py`).
 - Collected ids, reported phases, pytest's exit code and the process's exit code must agree.
 - A skipped test or an expected failure is no pass.
 
 These find code that makes pytest pass everything, exits early, skips tests, or prints forged results.
 
-They do not find code that reads the nonce from the memory of its own process, or the test files, which its
-user owns, and forges results for exactly the real tests; nor objects whose `==` is always true. The kinds
-`io` and `call` have neither problem, because the expected values are never in the sandbox. Use them where the
-answer is data.
+They do not find code that forges reports in its own process before these are sent, and knows which of the
+tests are the real ones; nor objects whose `==` is always true where no canary meets them. The kinds `io` and
+`call` have neither problem, because the expected values are never in the sandbox. Use them where the answer
+is data.
 """
 
 import json
@@ -27,8 +29,9 @@ from pydantic import Field
 
 from harnessgym.errors import TaskError
 from harnessgym.grading import bytecode
+from harnessgym.grading.canaries import Canaries
 from harnessgym.grading.check import Check, CheckContext, CheckOutcome
-from harnessgym.grading.pytest_report import Canaries, PytestReport, count
+from harnessgym.grading.pytest_report import PytestReport, count
 
 
 class PytestCheck(Check):
@@ -69,24 +72,19 @@ class PytestCheck(Check):
     async def run(self, context: CheckContext) -> CheckOutcome:
         """Passes if every expected test passes and an honest run could have written the report."""
         nonce = secrets.token_hex(16)
-        # Canaries stand at both ends: code that starts to forge reports while the real tests run misses the
-        # first ones, and code that stops pytest early misses the last ones.
-        canaries = (Canaries.draw(), Canaries.draw())
-        job = {
-            "nonce": nonce,
-            "files": {**context.files, **{canary.path: canary.text for canary in canaries}},
-            "order": [canaries[0].path, *self.files, canaries[1].path],
+        canaries = await anyio.to_thread.run_sync(Canaries.draw, context.files, self.files, self.expect)
+        tests = {
+            "files": {**context.files, **canaries.files},
+            "order": canaries.order,
             "without": self.without,
             "sources": self.sources,
         }
+        programs = [bytecode.runner("starting"), bytecode.runner("testing")]
+        job = json.dumps({"nonce": nonce, "programs": programs, "tests": tests}).encode()
         env = await anyio.to_thread.run_sync(bytecode.environment, context.workspace)
         async with context.open_sandbox() as sandbox:
-            result = await sandbox.exec(
-                bytecode.command(bytecode.runner("testing")),
-                stdin=json.dumps(job).encode(),
-                env=env,
-                timeout_s=self.timeout_s,
-            )
+            command = ["python3", "-I", "-B", "-c", bytecode.runner("relaying")]
+            result = await sandbox.exec(command, stdin=job, env=env, timeout_s=self.timeout_s)
         report = PytestReport.parse(result.stdout, nonce)
         # The order decides who is to blame. Too much output is the agent's doing even if the run did not
         # begin; a run that never began is the image's fault; everything after that is a valid failure.

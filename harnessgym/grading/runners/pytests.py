@@ -1,17 +1,17 @@
 """Runs `pytest` checks inside the container that the tests run in, beside `contained.py`.
 
-The report is made and checked as in `harnessgym.grading.checks.pytests`, with the same programs. `testing.py`
-runs pytest in a process of its own over tests in a new folder, and loads no conftest.py, pytest.ini,
-sitecustomize.py or plugin of the workspace. `pytest_report.py` checks that ids, phases, exit codes and tests
-with random names agree.
+The report is made and checked as in `harnessgym.grading.checks.pytests`, with the same programs.
+`testing.py` runs pytest in a process of its own over tests in a new folder, and loads no conftest.py,
+pytest.ini, sitecustomize.py or plugin of the workspace. `relaying.py` signs what it reports.
+`pytest_report.py` checks that ids, phases, exit codes and canaries agree.
 
 If this runs as root, that process runs as a user with no other process. The user can write neither to the
 folder of the reward nor to this process, and all its processes are dead when the result is read. Without
 root, code under test can write the reward itself.
 
-Even with root, results can be forged: the code under test shares a process with pytest, so it can read the
-nonce from memory and report exactly the expected tests. And if the agent was root in the container, it may
-have changed python3 or pytest there.
+Even with root, results can be forged: the code under test shares a process with pytest, so it can report
+there what it likes, if it tells the expected tests from the canaries. And if the agent was root in the
+container, it may have changed python3 or pytest there.
 """
 
 from __future__ import annotations
@@ -44,32 +44,32 @@ class PytestJudge:
 
     def __init__(self, here: Path, names: Sequence[str], run: Runner) -> None:
         """`names` are the task's test files below the folder `here`."""
-        from pytest_report import (  # type: ignore[import-not-found,unused-ignore]
-            Canaries,
-            PytestReport,
-            count,
-        )
+        from canaries import Canaries  # type: ignore[import-not-found,unused-ignore]
+        from pytest_report import PytestReport, count  # type: ignore[import-not-found,unused-ignore]
 
         self._draw = Canaries.draw
         self._parse = PytestReport.parse
         self._count = count
         self._run = run
         self._texts = {name: (here / name).read_bytes().decode() for name in names}
-        programs = [(here / name).read_text(encoding="utf-8") for name in ("starting.py", "testing.py")]
-        self._command = [sys.executable, "-I", "-B", "-c", *programs]
+        relaying, *programs = [
+            (here / name).read_text(encoding="utf-8") for name in ("relaying.py", "starting.py", "testing.py")
+        ]
+        self._command = [sys.executable, "-I", "-B", "-c", relaying]
+        self._programs = programs
         self._user = STRANGER if os.geteuid() == 0 else None
 
     def judge(self, check: dict[str, Any], place: Path) -> tuple[str, float]:
         """What is wrong (empty if nothing), and 1.0 or 0.0. Raises SystemExit if pytest cannot be started."""
         nonce = secrets.token_hex(16)
-        canaries = (self._draw(), self._draw())
-        job = {
-            "nonce": nonce,
-            "files": {**self._texts, **{canary.path: canary.text for canary in canaries}},
-            "order": [canaries[0].path, *check["files"], canaries[1].path],
+        canaries = self._draw(self._texts, check["files"], check["expect"])
+        tests = {
+            "files": {**self._texts, **canaries.files},
+            "order": canaries.order,
             "without": check["without"],
             "sources": check["sources"],
         }
+        job = {"nonce": nonce, "programs": self._programs, "tests": tests}
         code, output = self._tested(job, place, check["timeout_s"])
         if code is None:
             return "the tests did not end by themselves", 0.0

@@ -3,10 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.grading.pytest_report import Canaries, PytestReport, count
+from harnessgym.grading.canaries import Canaries
+from harnessgym.grading.pytest_report import PytestReport, count
 
 NONCE = "a1"
 EXPECTED = ("t.py::a", "t.py::b")
+
+
+def draw():
+    return Canaries.draw({"t.py": "def a(): pass\n\n\ndef b(): pass\n"}, ["t.py"], EXPECTED)
 
 
 def lines(*words):
@@ -18,7 +23,7 @@ def lines(*words):
 
 def honest(canary, failing=()):
     tests = [*EXPECTED, *canary.good, *canary.bad]
-    said = [("began", "9"), *[("collected", test) for test in tests]]
+    said = [("relayed", "hidden"), ("began", "9"), *[("collected", test) for test in tests]]
     for test in tests:
         for when in ("setup", "call", "teardown"):
             fails = when == "call" and (test in canary.bad or test in failing)
@@ -27,18 +32,27 @@ def honest(canary, failing=()):
 
 
 def counted(said, canary, exit_code=1, raw=b""):
-    return count(PytestReport.parse(lines(*said) + raw, NONCE), EXPECTED, (canary,), exit_code)
+    return count(PytestReport.parse(lines(*said) + raw, NONCE), EXPECTED, canary, exit_code)
 
 
 def test_an_honest_report_is_believed():
-    canary = Canaries.draw()
+    canary = draw()
     assert counted(honest(canary), canary).passed
     outcome = counted(honest(canary, failing=("t.py::b",)), canary)
     assert (outcome.passed, outcome.tampered) == (False, None)
+    assert outcome.facts["relayed"] == "hidden"
+
+
+def test_a_wrong_answer_may_make_tests_fail_that_must_pass():
+    canary = draw()
+    outcome = counted(honest(canary, failing=("t.py::b", *canary.good)), canary)
+    assert (outcome.passed, outcome.tampered) == (False, None)
+    outcome = counted(honest(canary, failing=canary.good), canary)
+    assert "must pass did not" in outcome.tampered
 
 
 def test_every_contradiction_is_tampering():
-    canary = Canaries.draw()
+    canary = draw()
     good, bad = next(iter(canary.good)), next(iter(canary.bad))
     said = honest(canary)
 
@@ -50,7 +64,7 @@ def test_every_contradiction_is_tampering():
     cases = {
         "canary passed": counted(passing, canary),
         "canary skipped": counted(skipped, canary),
-        "collected twice": counted([*said[:2], said[1], *said[2:]], canary),
+        "collected twice": counted([*said[:3], said[2], *said[3:]], canary),
         "phase twice": counted([*said[:-1], said[-2], said[-1]], canary),
         "after the end": counted([*said, ("phase", "t.py::a", "call", "passed", "")], canary),
         "ended twice": counted([*said, ("ended", "1")], canary),
@@ -62,11 +76,13 @@ def test_every_contradiction_is_tampering():
         "foreign line": counted(said, canary, raw=b"2 passed\n"),
         "other nonce": counted(said, canary, raw=b"a2 " + b"began".hex().encode() + b"\n"),
         "half a line": counted(said, canary, raw=b"a1 zz\n"),
+        "foreign, says the relay": counted([*said[:-1], ("foreign",), said[-1]], canary),
+        "relayed twice": counted([*said[:2], ("relayed", "hidden"), *said[2:]], canary),
     }
     assert {name for name, outcome in cases.items() if outcome.tampered is None or outcome.passed} == set()
 
 
 @given(st.binary())
 def test_no_report_raises(data):
-    canary = Canaries.draw()
-    assert not count(PytestReport.parse(data, NONCE), EXPECTED, (canary,), 0).passed
+    canary = draw()
+    assert not count(PytestReport.parse(data, NONCE), EXPECTED, canary, 0).passed
