@@ -39,7 +39,7 @@ def hide() -> bool:
     return False
 
 
-class Relay:
+class ReportRelay:
     """Checks the runner's lines and writes them again, signed with the nonce."""
 
     def __init__(self, nonce: str, secret: str, out: int) -> None:
@@ -94,7 +94,7 @@ def main() -> None:
     """Reads the job from stdin, runs the runner to its end, and exits as it did."""
     job = json.loads(sys.stdin.buffer.read())
     secret = os.urandom(16).hex()
-    relay = Relay(job["nonce"], secret, 1)
+    relay = ReportRelay(job["nonce"], secret, 1)
     relay.say("relayed", "hidden" if hide() else "open")
     reading, writing = os.pipe()
     command = [sys.executable, "-I", "-B", "-c", *job["programs"]]
@@ -111,7 +111,7 @@ def main() -> None:
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _read(reading: int, runner: subprocess.Popen[bytes], relay: Relay) -> bool:
+def _read(reading: int, runner: subprocess.Popen[bytes], relay: ReportRelay) -> bool:
     """Relays until the runner has ended, whoever else holds the pipe. False if it was too much."""
     while True:
         ready, _, _ = select.select([reading], [], [], _TICK_S)
