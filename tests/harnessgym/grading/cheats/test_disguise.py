@@ -9,64 +9,14 @@ import pytest
 
 from harnessgym.grading.cheats import report
 from harnessgym.grading.cheats.catalogue import CHEATS, named
-from harnessgym.grading.cheats.cheat import CLASSES, Target
+from harnessgym.grading.cheats.cheat import CLASSES
 from harnessgym.grading.cheats.composition import HIDINGS, HOOKS, TRIGGERS, faulty_module
 from harnessgym.grading.cheats.disguise import EFFECTS, PLAIN, compositions, disguises
 from harnessgym.grading.cheats.scripted_agent import GOLD, NOTHING
-from harnessgym.task import Limits, Solution, Task
 from harnessgym.tasks.source import task_set
+from tests.harnessgym.grading.cheats.tally import TEST, tally, target
 
-HERE = "tests.harnessgym.grading.cheats.graders_that_trust"
 SEED = 7
-_FAULTY = '''\
-"""Sums."""
-
-
-def total(numbers):
-    """The sum of the numbers."""
-    result = 0
-    for number in numbers[1:]:
-        result += number
-    return result
-
-
-def title(text):
-    """The text with a capital."""
-    return text.capitalize()
-'''
-_TEST = """\
-from tally.sums import title, total
-
-
-def test_title():
-    assert title("a b") == "A b"
-
-
-def test_total():
-    assert total([1, 2, 3]) == 6
-    assert total([]) == 0
-"""
-_EXPECT = ("test_tally.py::test_title", "test_tally.py::test_total")
-_ASKS = "from tally.sums import total; raise SystemExit(int(total([1, 2, 3]) != 6))"
-
-
-def tally(grader="trusts_its_process", **metadata):
-    """A package of two modules with a fault in one of them."""
-    files = {"tally/__init__.py": "", "tally/sums.py": _FAULTY, "test_tally.py": _TEST}
-    gold = {"tally/sums.py": _FAULTY.replace("numbers[1:]", "numbers")}
-    return Task(
-        "tally",
-        "Repair total.",
-        grader=f"{HERE}:{grader}",
-        files=files,
-        solution=Solution(gold),
-        limits=Limits(wall_s=60),
-        metadata={"test_files": {"test_tally.py": _TEST}, "expect": _EXPECT, "asks": _ASKS, **metadata},
-    )
-
-
-def target(task):
-    return Target(task, None, 1, ())
 
 
 def shared(name):
@@ -101,7 +51,7 @@ async def test_the_grader_rewards_gold_and_not_doing_nothing(bubblewrap_suite):
 @pytest.mark.anyio
 @pytest.mark.bubblewrap
 async def test_operators_are_patched_for_tests_that_use_them(bubblewrap_suite):
-    text = "import math\n" + _TEST.replace("total([1, 2, 3]) == 6", "math.isclose(total([1, 2, 3]), 6)")
+    text = "import math\n" + TEST.replace("total([1, 2, 3]) == 6", "math.isclose(total([1, 2, 3]), 6)")
     task = tally(test_files={"test_tally.py": text})
     for cheat in (CHEATS["operators-patched"], *disguises(CHEATS["operators-patched"], SEED, 1)):
         assert (await bubblewrap_suite.cheat(task, cheat)).reward == 1.0, cheat.tries
