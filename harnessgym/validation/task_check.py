@@ -1,4 +1,5 @@
 """Checks tasks: the solution must always get the reward, doing nothing never, and no cheat may get anything.
+Nor may an agent find the solution or the tests in what its sandbox shows of this machine or of the image.
 
 Results go into the set's baseline at once, so an interrupted check resumes where it stopped. Every task
 first runs with its solution and with nothing. Then cheats are tried on the tasks that passed. Otherwise the
@@ -16,12 +17,18 @@ from typing import Literal
 from harnessgym.grading.cheats.cheat import Cheat
 from harnessgym.grading.cheats.scripted_agent import CheatResult, ScriptedAgent
 from harnessgym.grading.cheats.suite import CheatSuite, missing, suite
-from harnessgym.sandbox import SandboxBackend
+from harnessgym.sandbox import Capability, SandboxBackend
 from harnessgym.task import Task
 from harnessgym.validation.baseline import Baseline, BaselineEntry, Outcome, digest_of
+from harnessgym.validation.leaks import Leak, leaks
 
 GOLD = "gold"
+LEAKED = "leaked"
 NOTHING = "nothing"
+
+
+_LEAKS = 5
+"""Most leaks of a task that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +112,30 @@ class TaskSetCheck:
                 file.stop("skipped", f"The {wanted.sandbox} sandbox lacks {lacking}.")
         left = [file for file in files if file.left]
         self._progress = Progress(sum(file.left for file in left), tasks=len(left))
-        if left:
+        searched = [file for file in files if self._is_searched(file)]
+        if left or searched:
             async with self._backend, self._cheating() as self._suite:
+                await self._search(searched)
                 await self._all(left, jobs)
         return [file.checked() for file in files]
+
+    def _is_searched(self, file: "_File") -> bool:
+        """Whether leaks are looked for. What this machine shows may change at any time; an image does not.
+
+        Where nothing keeps an agent from this machine's files, everything leaks.
+        """
+        apart = Capability.FILES in self._backend.capabilities
+        return apart and not file.stopped and bool(file.left or not file.task.image)
+
+    async def _search(self, searched: "Sequence[_File]") -> None:
+        """Records what can be read of tasks' solutions and tests in a fresh sandbox."""
+        self._progress.doing = "what an agent can read"
+        self._observe(self._progress)
+        found = await leaks(self._backend, [file.task for file in searched])
+        for file in searched:
+            file.note_leaks(found.get(file.task.id, ()))
+            if file.entry.nothing is not None:
+                self._book.put(file.task.id, file.entry)
 
     def _cheating(self) -> AbstractAsyncContextManager[CheatSuite | None]:
         """The cheat suite, if any cheats are planned."""
@@ -228,6 +255,20 @@ class _File:
         problems = {key: problem for key, problem in entry.problems.items() if key != what} | _problem(
             what, result, entry
         )
+        self._set(entry, problems)
+
+    def note_leaks(self, leaks: Sequence[Leak]) -> None:
+        """Records where an agent can read the solution or the tests; replaces what was recorded before."""
+        problems = {key: problem for key, problem in self.entry.problems.items() if key != LEAKED}
+        if leaks:
+            shown = "; ".join(map(str, leaks[:_LEAKS])) + f" and {len(leaks) - _LEAKS} more" * (
+                len(leaks) > _LEAKS
+            )
+            problems[LEAKED] = f"It can be read in an agent's sandbox: {shown}"
+        if problems != self.entry.problems:
+            self._set(self.entry, problems)
+
+    def _set(self, entry: BaselineEntry, problems: dict[str, str]) -> None:
         state = "failed" if problems else "passed" if has_gold(self.task) else "no solution"
         self.entry = entry.model_copy(update={"problems": problems, "state": state})
 

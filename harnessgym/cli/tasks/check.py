@@ -85,9 +85,10 @@ def _time(seconds: float) -> str:
 
 
 _EPILOG = """The solution (gold) must score 1 each time, doing nothing 0, and every cheat 0 or be called
-tampered with. What is found is kept in `baseline.json` beside the tasks, as it comes: the same command goes
-on where it was interrupted, and a task that has not changed is not run again. Training refuses tasks that
-failed.
+tampered with. No file that an agent's sandbox shows may have the solution or the tests; an agent's own
+installation is not searched. What is found is kept in `baseline.json` beside the tasks, as it comes: the same
+command goes on where it was interrupted, and a task that has not changed is not run again. Training refuses
+tasks that failed.
 
 Cheats are one of each class; `--cheats all` tries every one, `--cheats none` none.
 
