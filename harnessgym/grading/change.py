@@ -27,6 +27,8 @@ ATTEMPTS = (
 )
 """How SWE-bench applies a patch: each command runs only if the one before it failed."""
 _STEP_S = 900.0
+_BUSY = 0.2
+"""Fraction of the CPU time of a sandbox that a command at work uses at least."""
 _MOST = 64 << 20
 """Largest patch, in bytes."""
 _NOT_APPLIED = 3
@@ -57,12 +59,12 @@ async def handed_in(task: Task, sandbox: Sandbox) -> Change:
     take_result = await _run(
         sandbox, "git_take.sh", [own, SET_ASIDE if user else ""], stdin=_index_entries(task), user=user
     )
-    if take_result.timed_out:
+    if take_result.timed_out and _caused(task, take_result):
         return Change(b"", f"the workspace could not be read within {_STEP_S:.0f} s")
     _check(task, take_result, "The workspace could not be read")
     await begin(task, sandbox)
     compared = await _run(sandbox, "git_compare.sh", [own], user=user)
-    if compared.timed_out or compared.stdout_truncated:
+    if compared.stdout_truncated or (compared.timed_out and _caused(task, compared)):
         return Change(b"", f"the change is larger than {_MOST >> 20} MiB, or computing it took too long")
     _check(task, compared, "The change could not be computed")
     return Change(compared.stdout)
@@ -88,12 +90,24 @@ async def begin(task: Task, sandbox: Sandbox) -> None:
 
 
 async def apply(task: Task, sandbox: Sandbox, patch: bytes, attempts: Sequence[str] = ATTEMPTS) -> str | None:
-    """Applies a patch to the workspace. Returns the command that succeeded, or None if none did."""
+    """Applies a patch to the workspace. Returns the command that succeeded, or None if none did.
+
+    Raises SandboxError for a sandbox that is too slow.
+    """
     done = await _run(sandbox, "git_apply.sh", list(attempts), stdin=patch)
-    if done.exit_code == _NOT_APPLIED or done.timed_out:
+    if done.exit_code == _NOT_APPLIED or (done.timed_out and _caused(task, done)):
         return None
     _check(task, done, "A patch could not be applied")
     return done.stdout.decode(errors="replace").strip().splitlines()[-1]
+
+
+async def remove(task: Task, sandbox: Sandbox, paths: Sequence[str]) -> None:
+    """Removes files of the workspace, where they are there."""
+    named = [path for path in paths if not path.startswith("/") and ".." not in path.split("/")]
+    if named:
+        stdin = b"".join(path.encode() + b"\0" for path in named)
+        done = await sandbox.exec(["xargs", "-0", "rm", "-f", "--"], stdin=stdin, timeout_s=_STEP_S)
+        _check(task, done, "Compiled files of a patch could not be removed")
 
 
 async def restore(task: Task, sandbox: Sandbox, paths: Sequence[str]) -> None:
@@ -121,6 +135,15 @@ async def _run(
     text = (files("harnessgym.grading.runners") / script).read_text(encoding="utf-8")
     command = ["sh", "-c", text, script, *words]
     return await sandbox.exec(command, stdin=stdin, user=user, timeout_s=_STEP_S, max_output=_MOST)
+
+
+def _caused(task: Task, result: ExecResult) -> bool:
+    """Whether what a command was given made it time out: then it computed for most of the time.
+
+    Otherwise it waited, for a machine or a disk that is too busy.
+    """
+    most = result.wall_s * min(1.0, task.limits.cpus)
+    return result.cpu_s is not None and result.cpu_s >= _BUSY * most
 
 
 def _check(task: Task, result: ExecResult, what: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from harnessgym.errors import TaskError
 from harnessgym.grading.patches import new_files, patched_paths
-from harnessgym.grading.verifiers.evaluation import eval_script
+from harnessgym.grading.verifiers.evaluation import INSTALLED_PYTEST, eval_script
 from harnessgym.task import Task
 from harnessgym.tasks.rows import TaskRow
 from harnessgym.tasks.swe_bench import swe_bench_task
@@ -145,7 +145,7 @@ def _command(metadata: Mapping[str, Any]) -> str:
         return test_command if isinstance(test_command, str) else " ".join(test_command)
     check = next((check for check in metadata.get("tests") or () if check.get("kind") == "pytest"), None)
     if check is None:
-        return "python3 -m pytest -rA"
+        return f"{INSTALLED_PYTEST} -rA"
     sources = ":".join(check.get("sources") or ())
     before = f"PYTHONPATH={shlex.quote(sources)} " if sources else ""
-    return f"{before}python3 -m pytest -rA -c /dev/null --rootdir=. --noconftest"
+    return f"{before}{INSTALLED_PYTEST} -rA -c /dev/null --rootdir=. --noconftest"

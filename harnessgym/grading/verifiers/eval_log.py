@@ -2,8 +2,9 @@
 
 Not every log is a result. A log that reports no test counts only with evidence that a suite ran. A log that
 reports no failure although the tests' command failed describes a different run (somebody printed `PASSED`
-lines), or one that broke off. Failures of the environment are told apart from failures of a patch: a browser
-that does not start must not become a reward of 0.
+lines), or one that broke off. Failures of the environment are told apart from failures of a patch by what
+stands in the log before the tests begin. The code under test can have printed what stands after that: if it
+counted, a patch that fails could turn its failure into an error and no verdict.
 
 `instrumented` appends a nonce to the markers of a script. So code under test cannot end the log, or set an
 exit code, by printing a marker. Code that reads the processes above it can find the nonce.
@@ -31,8 +32,6 @@ _RAN = re.compile(
 Cause = Literal["environment", "ambiguous"]
 """environment: something around the tests failed, and the run says nothing about the patch. ambiguous: the
 patch may be the cause."""
-_USED_UP = frozenset({"out of memory", "the disk is full"})
-"""Tests can cause these too. They are the environment's fault only if they appear before the tests begin."""
 _SIGNATURES: tuple[tuple[str, Cause, str], ...] = (
     ("a browser did not start", "environment", r"Failed to launch|Failed to connect to the bus"),
     ("there is no display", "environment", r"cannot open display|Missing X server|unable to open X display"),
@@ -116,7 +115,7 @@ def diagnosis(log: str, start: str = START) -> tuple[str, Cause] | None:
     before = log.partition(start)[0]
     for name, cause, sign in _SIGNATURES:
         if re.search(sign, log, re.MULTILINE):
-            theirs = name in _USED_UP and re.search(sign, before, re.MULTILINE) is None
+            theirs = re.search(sign, before, re.MULTILINE) is None
             return name, "ambiguous" if theirs else cause
     return None
 

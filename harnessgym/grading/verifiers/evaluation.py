@@ -89,6 +89,12 @@ async def _run(sandbox: Sandbox, script: str, timeout_s: float) -> ExecResult:
 
 _NO_TESTS = (".json", ".png", "csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml")
 _PYTEST = "pytest -rA"
+INSTALLED_PYTEST = "installed_pytest"
+"""In our scripts: runs the pytest that is installed. `python3 -m pytest` would run a folder `pytest/` of the
+workspace. As there, the working folder comes first on the import path, then those of PYTHONPATH."""
+_INSTALLED_PYTEST = f"""{INSTALLED_PYTEST}() {{ python3 -I -c 'import os, sys, pytest
+sys.path[:0] = [os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(":"))]
+sys.exit(pytest.console_main())' "$@"; }}"""
 _TOX = "tox --current-env -epy39 -v --"
 _COMMANDS = {
     "astropy/astropy": "pytest -rA -vv -o console_output_style=classic --tb=no",
@@ -142,12 +148,13 @@ def eval_script(repo: str, test_patch: str, home: str, tests: Sequence[str] = ()
     """
     files = [path for path in patched_paths(test_patch) if not path.endswith(_NO_TESTS)]
     asked = list(tests) or ([_module(path) for path in files] if repo == "django/django" else files)
-    run = command or (_COMMANDS.get(repo, _PYTEST) if home else f"python3 -m {_PYTEST}")
+    run = command or (_COMMANDS.get(repo, _PYTEST) if home else f"{INSTALLED_PYTEST} -rA")
     lines = [
         "#!/bin/bash",
         "set -uxo pipefail",
         f"{{ set +x; {_ACTIVATE}; set -x; }} 2>/dev/null",
         *([f"cd {shlex.quote(home)}"] if home else []),
+        *([_INSTALLED_PYTEST] if INSTALLED_PYTEST in run else []),
         f": '{START}'",
         " ".join([run, *map(shlex.quote, asked)]),
         f": '{END}'",

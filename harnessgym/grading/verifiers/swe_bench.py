@@ -25,7 +25,8 @@ from typing import Any, Literal
 import anyio.to_thread
 
 from harnessgym.errors import TaskError
-from harnessgym.grading.change import apply, begin, handed_in, restore
+from harnessgym.grading.bytecode import is_compiled
+from harnessgym.grading.change import apply, begin, handed_in, remove, restore
 from harnessgym.grading.log import LogStatus, parser_named
 from harnessgym.grading.negative_control import planted
 from harnessgym.grading.patches import patch_bytes, patched_paths
@@ -185,6 +186,9 @@ async def _graded(task: Task, sandbox: Sandbox, patch: bytes) -> Grade:
     how = await apply(task, sandbox, patch)
     if how is None:
         return no_grade("the patch does not apply", patch)
+    # A predicted patch can add .pyc files, whose code need not be that of any source.
+    changed = patched_paths(patch.decode(errors="replace"))
+    await remove(task, sandbox, [path for path in changed if is_compiled(path)])
     # The order matters: the agent's versions of the test files are reset before the test patch is applied,
     # which would not apply over changes.
     owned = patched_paths(spec["test_patch"])
@@ -195,9 +199,7 @@ async def _graded(task: Task, sandbox: Sandbox, patch: bytes) -> Grade:
         return no_grade("the task's tests do not apply over what was changed", patch)
     await _lay_assets(task, spec, sandbox)
     run = await evaluate(task, sandbox, script, parser_named(spec["log_parser"]), EVAL_S)
-    grade = _grade(
-        spec, run, patch, how, sorted(set(patched_paths(patch.decode(errors="replace"))) & set(owned))
-    )
+    grade = _grade(spec, run, patch, how, sorted(set(changed) & set(owned)))
     return await doubted(task, sandbox, grade, script, spec) if grade.rewards["reward"] else grade
 
 

@@ -4,8 +4,8 @@ The reward is 1 if the output reports tests and all of them passed. A test that 
 expected did not pass. Output that reports no test is a run that broke off: reward 0, as in terminal-bench,
 whatever the cause.
 
-If the tests run the agent's code, it can print a report too. So a second summary, or one whose lines and last
-line disagree on how many tests passed, is tampering.
+If the tests run the agent's code, it can print a report too. So a second summary, one without pytest's last
+line, or one whose lines and last line disagree on how many tests passed, is tampering.
 """
 
 import re
@@ -21,10 +21,13 @@ from harnessgym.task import Grade, Task
 KEY = "terminal_bench"
 """Key of the `VerifierScript` in a task's metadata, which has `parser_name` beside it."""
 _HEADER = re.compile(r"^=+ *short test summary info *=+$", re.MULTILINE | re.IGNORECASE)
-_FOOTER = re.compile(
-    r"^=+ (?:[0-9]+ [a-z]+(?:, )?)+ in [0-9.]+ ?s(?: \([0-9:]+\))? =+$|^=+ no tests ran in .*=+$",
-    re.MULTILINE,
+_COUNTS = r"(?:[0-9]+ [a-z]+(?: [a-z]+)?(?:, )?)+ in [0-9.]+ ?s(?: \([0-9:]+\))?"
+_FOOTER = re.compile(rf"^(?:=+ {_COUNTS} =+|{_COUNTS}|(?:=+ )?no tests ran in .*)$", re.MULTILINE)
+"""pytest's last line: between signs, or, under `-q`, without."""
+_VERY_QUIET = re.compile(
+    r"(?<!\S)(?:-[a-zA-Z]*q[a-zA-Z]*q[a-zA-Z]*|(?:-q|--quiet)\s(?:.*\s)?(?:-q|--quiet))(?!\S)"
 )
+"""Options with which pytest writes no last line."""
 _PASSED = re.compile(r"\b([0-9]+) passed\b")
 _LINE = re.compile(r"(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS):? +(.+)")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -46,8 +49,11 @@ class TerminalBenchReport:
         return bool(self.tests) and all(status == "PASSED" for status in self.tests.values())
 
 
-def pytest_report(output: str) -> TerminalBenchReport:
-    """Parses the short test summary that pytest prints with `-rA`."""
+def pytest_report(output: str, *, has_footer: bool = True) -> TerminalBenchReport:
+    """Parses the short test summary that pytest prints with `-rA`.
+
+    `has_footer` is whether an honest run writes a last line behind it.
+    """
     text = _ESCAPES.sub("", output.replace("\r\n", "\n"))
     parts = _HEADER.split(text)
     if len(parts) > 2:
@@ -58,6 +64,10 @@ def pytest_report(output: str) -> TerminalBenchReport:
     if len(parts) < 2:
         return TerminalBenchReport({})
     footer = _FOOTER.search(parts[1])
+    if footer is None and has_footer:
+        return TerminalBenchReport(
+            {}, "The summary of the tests has no last line, which pytest always writes."
+        )
     summary = parts[1][: footer.start()] if footer else parts[1]
     tests = {
         f"{match[2].split(' - ', 1)[0].strip()}": match[1]
@@ -74,7 +84,7 @@ def pytest_report(output: str) -> TerminalBenchReport:
     return TerminalBenchReport(tests)
 
 
-def swebench_report(output: str) -> TerminalBenchReport:
+def swebench_report(output: str, *, has_footer: bool = True) -> TerminalBenchReport:  # noqa: ARG001
     """Parses the one word between the markers of SWE-bench's own runner."""
     text = output.replace("\r\n", "\n")
     if text.count(_BEGIN) != 1 or text.count(_END) != 1:
@@ -83,7 +93,7 @@ def swebench_report(output: str) -> TerminalBenchReport:
     return TerminalBenchReport({"tests": "PASSED" if block == "PASSED" else "FAILED"})
 
 
-PARSERS: Mapping[str, Callable[[str], TerminalBenchReport]] = {
+PARSERS: Mapping[str, Callable[..., TerminalBenchReport]] = {
     "pytest": pytest_report,
     "swebench": swebench_report,
 }
@@ -105,7 +115,9 @@ class TerminalBenchVerifier:
         if run.ended.timed_out:
             return Grade({"reward": 0.0}, evidence={**run.evidence, "timed_out": True})
         complete(run, test, where)
-        report = PARSERS[name](run.ended.stdout.decode(errors="replace"))
+        scripts = task.metadata.get("test_files", {})
+        quiet = any(map(_VERY_QUIET.search, scripts.values()))
+        report = PARSERS[name](run.ended.stdout.decode(errors="replace"), has_footer=not quiet)
         counts = {
             status: list(report.tests.values()).count(status)
             for status in dict.fromkeys(report.tests.values())

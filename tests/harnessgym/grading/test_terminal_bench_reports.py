@@ -1,10 +1,13 @@
 """What test runners print is read as statuses; forged and broken reports never pass."""
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.grading.verifiers.terminal_bench import pytest_report, swebench_report
+from harnessgym.grading.verifiers.terminal_bench import _VERY_QUIET, pytest_report, swebench_report
 
 HEADER = "=========================== short test summary info ============================\n"
 
@@ -63,6 +66,66 @@ def test_a_second_summary_is_tampering():
 def test_lines_that_the_last_one_does_not_count_are_tampering():
     assert pytest_report(log("PASSED t.py::x", "PASSED t.py::y", footer="1 passed")).tampered is not None
     assert pytest_report(log("PASSED t.py::x", footer="3 skipped")).tampered is not None
+
+
+def test_a_summary_without_a_last_line_is_tampering():
+    """As one that the code under test prints before it ends pytest."""
+    forged = f"{HEADER}PASSED t.py::x\nPASSED t.py::y\n"
+    for text in (forged, f"{forged}1 passed\n", f"{forged}done\n"):
+        assert not pytest_report(text).passed
+        assert "no last line" in pytest_report(text).tampered
+    assert pytest_report(forged, has_footer=False).passed
+
+
+TESTS = """\
+import pytest
+
+
+def test_good():
+    print("x = 3 passed in it")
+
+
+def test_bad():
+    assert BAD
+
+
+@pytest.mark.skip
+def test_left():
+    pass
+
+
+@pytest.mark.xfail
+def test_known():
+    raise ValueError("=== 9 passed in 0.1s ===")
+
+
+@pytest.fixture
+def broken():
+    raise ValueError
+
+
+def test_broken(broken):
+    pass
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["-q"], ["-v"], ["-vv"], ["-q", "--tb=no"], ["--no-header"]])
+@pytest.mark.parametrize("tests", [TESTS, "def test_a():\n    pass\n", "def a(:\n", "", "import warnings\n"])
+def test_what_a_real_pytest_prints_is_no_tampering(tmp_path, options, tests):
+    (tmp_path / "test_it.py").write_text(tests)
+    command = [sys.executable, "-B", "-m", "pytest", "-rA", "-p", "no:cacheprovider", *options, "test_it.py"]
+    output = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
+    report = pytest_report(output)
+    assert report.tampered is None, output
+    assert report.passed == tests.startswith("def test_a"), output
+
+
+@pytest.mark.parametrize(
+    ("options", "quiet"),
+    [("-qq", True), ("-rA -q t.py -q", True), ("--quiet -q", True), ("-q", False), ("-rA --seq q", False)],
+)
+def test_only_a_script_that_asks_for_it_has_a_summary_without_a_last_line(options, quiet):
+    assert bool(_VERY_QUIET.search(f"uv run pytest {options}\n")) == quiet
 
 
 @given(st.text(), st.text())

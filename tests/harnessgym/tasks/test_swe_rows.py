@@ -195,7 +195,7 @@ def test_scripts_for_rows_without_one():
     assert script.index(START) < script.index("runtests") < script.index(END)
     assert "cd /testbed" in script
     assert "pytest -rA tests/admin/test_x.py\n" in eval_script("acme/shapes", patch, "/testbed")
-    assert "python3 -m pytest -rA tests/admin/test_x.py\n" in eval_script("acme/shapes", patch, "")
+    assert "installed_pytest -rA tests/admin/test_x.py\n" in eval_script("acme/shapes", patch, "")
     assert "go test 'a b'" in eval_script("x/y", patch, "", ["a b"], "go test")
 
 
@@ -239,7 +239,7 @@ def test_a_task_of_another_kind_is_written_if_its_metadata_says_what_a_row_must(
     assert "base_files is a column of ours" in written.notes[0]
     (again,) = task_set(str(tmp_path / "out")).tasks("test")
     assert (again.id, again.files, again.home, again.image) == ("out/one", {"a.py": "a\n"}, "", None)
-    assert "python3 -m pytest -rA test_a.py" in again.metadata["swe_bench"]["eval_script"]
+    assert "installed_pytest -rA test_a.py" in again.metadata["swe_bench"]["eval_script"]
     assert again.metadata["swe_bench"]["test_patch"] == new_files(tests)
     assert again.metadata["swe_bench"]["repo"] == "me/mine"
 

@@ -104,15 +104,24 @@ def test_a_run_that_broke_off_is_no_result_where_failures_alone_are_named():
     ],
 )
 def test_who_is_behind_a_log_without_a_result(said, cause):
-    assert read_log(log(said), PYTEST).cause == cause
+    assert read_log(log("", before=f"{said}\n"), PYTEST).cause == cause
     assert (diagnosis(said) or ("", None))[1] == cause
 
 
 @pytest.mark.parametrize(
     "said",
-    ["Killed", "java.lang.OutOfMemoryError", "fork: Cannot allocate memory", "cp: No space left on device"],
+    [
+        *(
+            "Killed",
+            "java.lang.OutOfMemoryError",
+            "fork: Cannot allocate memory",
+            "cp: No space left on device",
+        ),
+        *("Failed to launch the browser", "Could not resolve host: x", "Error response from daemon: no"),
+    ],
 )
-def test_memory_and_disk_that_the_tests_used_up_are_their_own_fault(said):
+def test_what_the_code_under_test_can_have_printed_is_no_failure_of_the_environment(said):
+    """It would turn a reward of 0 into none."""
     assert read_log(log(said, 1), PYTEST).cause == "ambiguous"
     assert read_log(log("", 1, before=f"{said}\n"), PYTEST).cause == "environment"
     assert read_log(f"{said}\n", PYTEST).cause == "environment"

@@ -7,7 +7,7 @@ import pytest
 from harnessgym.grading.log import is_known
 from harnessgym.grading.patches import new_files
 from harnessgym.grading.verifiers.eval_log import END, START
-from harnessgym.grading.verifiers.evaluation import eval_script, eval_type_of, parser_of
+from harnessgym.grading.verifiers.evaluation import INSTALLED_PYTEST, eval_script, eval_type_of, parser_of
 
 PATCH = new_files({"tests/test_a.py": "1\n", "tests/data.json": "{}\n", "tests/b/test_c.py": "1\n"})
 
@@ -24,8 +24,35 @@ def test_the_tests_of_a_patch_are_run_without_its_data():
 
 
 def test_without_a_home_python_runs_pytest_in_the_working_folder():
-    assert command("acme/a", PATCH, "") == "python3 -m pytest -rA tests/b/test_c.py tests/test_a.py"
+    assert command("acme/a", PATCH, "") == "installed_pytest -rA tests/b/test_c.py tests/test_a.py"
     assert "\ncd " not in eval_script("acme/a", PATCH, "")
+
+
+@pytest.mark.parametrize("sources", ["", "src"])
+def test_a_folder_of_the_workspace_is_not_run_in_pytests_place(tmp_path, sources):
+    """Under `python -m pytest` it is, with the exit code 0."""
+    forged = "print('PASSED tests/test_a.py::test_x')\nraise SystemExit(0)\n"
+    for path, text in {
+        "tests/test_a.py": "import work\n\n\ndef test_x():\n    assert work.right\n",
+        "tests/b/test_c.py": "",
+        f"{sources}/work.py".lstrip("/"): "right = False\n",
+        f"{sources}/pytest/__init__.py".lstrip("/"): forged,
+        f"{sources}/pytest/__main__.py".lstrip("/"): forged,
+        f"{sources}/_pytest.py".lstrip("/"): forged,
+        f"{sources}/sitecustomize.py".lstrip("/"): forged,
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    before = f"PYTHONPATH={sources} " if sources else ""
+    script = eval_script("acme/a", PATCH, "", command=f"{before}{INSTALLED_PYTEST} -rA -p no:cacheprovider")
+    run = subprocess.run(
+        ["bash", "-c", script + "exit"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "FAILED tests/test_a.py::test_x - assert False" in run.stdout, run
+    assert "PASSED" not in run.stdout
+    (tmp_path / sources / "work.py").write_text("right = True\n")
+    run = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "PASSED tests/test_a.py::test_x" in run.stdout, run
 
 
 def test_named_tests_and_a_command_come_before_the_patchs():

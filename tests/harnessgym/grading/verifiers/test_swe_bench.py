@@ -3,6 +3,7 @@ to its judges.
 """
 
 import json
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -373,3 +374,40 @@ def test_what_is_no_prediction_is_named(tmp_path, text):
 @pytest.mark.parametrize("name", ["swe_bench", "swe_rebench", "r2e"])
 def test_every_verifier_is_one(name):
     assert isinstance(load("grader", f"harnessgym.grading.verifiers.{name}:verifier"), Verifier)
+
+
+UNCHECKED = """\
+import importlib.util, pathlib
+from importlib._bootstrap_external import _code_to_hash_pyc
+target = pathlib.Path(importlib.util.cache_from_source("shapes/area.py"))
+target.parent.mkdir(exist_ok=True)
+code = compile({text!r}, "shapes/area.py", "exec")
+target.write_bytes(_code_to_hash_pyc(code, bytes(8), checked=False))
+"""
+
+
+async def test_a_repair_in_a_compiled_file_is_none(graded, bubblewrap):
+    """Whether the agent leaves it, where git would take it, or a predicted patch adds it."""
+    write = f"rm .gitignore; python3 -c {shlex.quote(UNCHECKED.format(text=FIXED))}; echo >note.txt"
+    found = await graded(task_of(), run=[write])
+    assert found.rewards == {"reward": 0.0, "f2p": 0.0, "p2p": 1.0}, found.evidence
+    task = replace(task_of(), limits=LIMITS)
+    async with bubblewrap.open(LIMITS, equipment_of(task)) as sandbox:
+        await furnish(task, sandbox)
+        commands = (
+            f"git init -q . && git add -A && {write} && git add -A && git diff --cached --binary -- shapes"
+        )
+        made = await sandbox.exec(["sh", "-c", commands])
+    assert b"GIT binary patch" in made.stdout, made
+    prediction = Prediction(task.metadata["swe_bench"]["instance_id"], made.stdout.decode())
+    found = await grade_prediction(
+        task, prediction, lambda: bubblewrap.open(LIMITS, equipment_of(task, grades=True))
+    )
+    assert found.rewards == {"reward": 0.0, "f2p": 0.0, "p2p": 1.0}, found.evidence
+
+
+async def test_an_environment_that_a_failing_patch_feigns_is_no_error(graded):
+    """Else a policy could have its failures dropped."""
+    text = "import os\nprint('Failed to launch', flush=True)\nprint('\\nKilled', flush=True)\nos._exit(1)\n"
+    found = await graded(task_of(), {"conftest.py": text})
+    assert found.rewards == ZERO
