@@ -18,6 +18,36 @@ pytestmark = pytest.mark.anyio
 TASKS = [task for split in ("train", "test") for task in ShellTasks().tasks(split)]
 
 
+TRACES = """\
+exec python3 - <<'END'
+import ctypes, os, struct
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.restype = ctypes.c_long
+libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+ATTACH, DETACH, GETREGS, SETREGS, EXIT_GROUP = 16, 17, 12, 13, 231
+def ancestors():
+    pid = os.getppid()
+    while pid > 1:
+        yield pid
+        with open("/proc/%d/stat" % pid) as stat:
+            pid = int(stat.read().rpartition(")")[2].split()[1])
+for pid in reversed(list(ancestors())):
+    if libc.ptrace(ATTACH, pid, None, None):
+        continue
+    os.waitpid(pid, 0)
+    registers = (ctypes.c_ulonglong * 27)()
+    libc.ptrace(GETREGS, pid, None, registers)
+    # It waits in a call of the kernel. It is to make this one instead: exit_group(0).
+    registers[10], registers[15], registers[14] = EXIT_GROUP, 2 ** 64 - 1, 0
+    registers[16] -= 2
+    libc.ptrace(SETREGS, pid, None, registers)
+    libc.ptrace(DETACH, pid, None, None)
+END
+"""
+"""Makes every process above it exit with 0, where it may trace them."""
+NOT_ROTATING = {"exits with 0": "exit 0\n", "traces": TRACES, "kills": "kill -9 $PPID; kill -9 -1\n"}
+
+
 @asynccontextmanager
 async def bubblewrap(tmp_path):
     async with Bubblewrap(BubblewrapSettings(workspace_root=tmp_path / "w")) as backend:
@@ -89,6 +119,26 @@ async def test_gold_scores_1_doing_nothing_0_and_nonsense_0(tmp_path, open_backe
             assert (grade.rewards, grade.tampered) == ({"reward": 0.0}, None), grade
 
 
+@pytest.mark.parametrize("open_backend", BACKENDS)
+@pytest.mark.parametrize("script", NOT_ROTATING)
+async def test_a_script_that_ends_what_runs_it_is_no_rotation(tmp_path, open_backend, script):
+    (task,) = [task for task in TASKS if task.id == "shell/rotate-backups"]
+
+    async def attempt(sandbox, task):
+        await sandbox.write("rotate.sh", NOT_ROTATING[script].encode())
+
+    async with open_backend(tmp_path) as backend:
+        grade = await graded(backend, task, attempt)
+    assert grade.rewards == {"reward": 0.0}, grade
+
+
+def test_no_shipped_task_is_judged_by_code_of_the_agents_alone():
+    """A `command` runs it beside the judging shell, and a `pytest` check in the judging process."""
+    for task in TASKS:
+        assert {check["kind"] for check in task.metadata["tests"]} & {"io", "call", "files"}, task.id
+        assert "command" not in {check["kind"] for check in task.metadata["tests"]}, task.id
+
+
 def test_the_set_is_registered_and_the_same_each_time():
     tasks = load("task_set", "shell")()
     assert tasks.name == "shell"
@@ -98,7 +148,6 @@ def test_the_set_is_registered_and_the_same_each_time():
     assert tasks.tasks("test")
     assert {check["kind"] for task in TASKS for check in task.metadata["tests"]} == {
         "call",
-        "command",
         "files",
         "io",
         "pytest",
