@@ -73,6 +73,8 @@ class Checkpoint:
     adapters: dict[str, Any] | None = None
     """`trainers.lora.Lora.state`, if adapters are trained. The file then has no weights; they are merged
     again."""
+    run: str = ""
+    """Id of the run that saved it; empty if an earlier release did."""
 
 
 def save(root: Path, checkpoint: Checkpoint) -> Path:

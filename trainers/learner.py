@@ -37,6 +37,7 @@ from trainers.checkpoint import Checkpoint, CheckpointWriter
 from trainers.corrections.loglinear import ages
 from trainers.replay import SuccessPool, replayable
 from trainers.trained_policy import TrainedPolicy
+from trainers.weights.agent import read_verified
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import newest_version, version_path
 from trainers.weights.publish import Publisher
@@ -164,6 +165,12 @@ class Learner:
         from the newest version or publish the starting weights.
         """
         state = checkpoint.load_newest(self.folder.checkpoints)
+        if state is not None and state.run not in ("", self.run.id):
+            raise TrainerError(
+                f"The checkpoint of step {state.step} in {self.folder.checkpoints} is of run {state.run}, "
+                f"and this is run {self.run.id}. Put the run's own checkpoint back, or remove that folder to "
+                "resume from the newest published weights with a fresh optimizer."
+            )
         newest = self.store.read(lambda conn: policies.latest(conn, self.policy_id))
         if state is not None:
             self.trained_policy.load(
@@ -181,7 +188,7 @@ class Learner:
             if state.metrics:
                 self.log(state.metrics)
         elif newest is not None:
-            _, weights = read_version(Path(newest.path))
+            _, weights = read_verified(newest)
             self.trained_policy.load(weights)
             self.step = newest.step
             self.version = newest.version
@@ -314,7 +321,7 @@ class Learner:
         # The order matters: engines sample from a version as soon as it is published, and these samples can
         # only be trained on if a resumed trainer has that version.
         began = time.perf_counter()
-        checkpoint.save(self.folder.checkpoints, state)
+        checkpoint.save(self.folder.checkpoints, replace(state, run=self.run.id))
         saved = time.perf_counter()
         self._publish(state)
         if state.metrics:
@@ -328,6 +335,14 @@ class Learner:
         # in the store finds it whole on disk.
         parent = state.record.version.parent_version if state.record else None
         published = self.publisher.publish(state.version, parent, state.weights, state.step)
+        # The checkpoint and the version's folder may both be another run's, and agree with each other.
+        recorded = self.store.read(lambda conn: policies.get(conn, self.policy_id, state.version))
+        if recorded is not None and recorded.checksum != published.checksum:
+            raise TrainerError(
+                f"The checkpoint of step {state.step} has weights with checksum {published.checksum} for "
+                f"version {state.version}; this run published {recorded.checksum}. Put the run's own "
+                f"checkpoint and {published.path} back, or start a new run in another folder."
+            )
         known: dict[str, Any] = {
             "path": str(published.path),
             "kind": published.kind,

@@ -56,7 +56,7 @@ def export(
 ) -> None:
     """Write a policy version as a Hugging Face model folder, which any engine loads."""
     from harnessgym.errors import ConfigError
-    from harnessgym.evaluation.policies import find_policy
+    from harnessgym.evaluation.policies import checksum_of, find_policy
     from harnessgym.registry import load
     from harnessgym.run_folder import RunFolder
 
@@ -65,5 +65,7 @@ def export(
         raise ConfigError(f"{run} is a model already: {named_policy.where}.")
     source = RunFolder(Path(named_policy.where), named_policy.policy)
     model = Path(source.config().of_policy(named_policy.policy).policy.path)
-    load("service", "weights-export")(source.versions, named_policy.version, model, folder)
+    load("service", "weights-export")(
+        source.versions, named_policy.version, model, folder, checksum_of(named_policy)
+    )
     typer.echo(f"{folder}: version {named_policy.version} of {source.root}")

@@ -130,6 +130,22 @@ def _of_run(named: str, folder: RunFolder, asked: int | None) -> NamedPolicy:
     )
 
 
+def checksum_of(named_policy: NamedPolicy) -> str:
+    """The checksum that a run's store recorded for a version.
+
+    Raises `PolicyError` if the run never published it.
+    """
+    folder = RunFolder(Path(named_policy.where), named_policy.policy)
+    name = folder.config().of_policy(folder.policy).policy.name
+    known = {version.version: version.checksum for version in _recorded(folder, name)}
+    if named_policy.version not in known:
+        raise PolicyError(
+            f"{folder.versions} has version {named_policy.version}, but the run never published it: it is "
+            "not in the run's store."
+        )
+    return known[named_policy.version]
+
+
 def _recorded(folder: RunFolder, policy: str) -> list[PolicyVersion]:
     """Versions in the run's store."""
     with TraceStore.open(folder.store_url()) as store:

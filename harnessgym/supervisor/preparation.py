@@ -17,6 +17,7 @@ from harnessgym.run_config.run import PolicySection, RunConfig
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.run_identity import has_begun
 from harnessgym.scheduling.selection import SelectionPool, make_selector
+from harnessgym.tasks.contamination import contamination
 from harnessgym.tasks.source import absolute, remarks_of, task_set
 from harnessgym.validation.baseline import fitness
 
@@ -258,6 +259,13 @@ def _check_tasks(config: RunConfig, notify: Notify) -> None:
         raise ConfigError(f"tasks.set: the task set {spec!r} has no held-out tasks to evaluate on. {hint}")
     for line in remarks_of(whole_set):
         notify(f"Tasks: {line}")
+    shared = contamination(training, held_out)
+    if shared.refusal:
+        raise ConfigError(
+            f"tasks.set: {shared.refusal} Keep each task in one split, or set evaluation.tasks to 0."
+        )
+    if shared.warning:
+        notify(f"Tasks: {shared.warning}")
     fit = fitness(spec, whole_set, [*training, *held_out])
     if fit.refusal and not config.tasks.unfit:
         raise ConfigError(f"tasks.set: {fit.refusal}\nFix or remove them, or set tasks.unfit = true.")

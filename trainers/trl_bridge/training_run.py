@@ -33,7 +33,7 @@ from harnessgym.tokens import IdArray
 from trainers.batch import LoadedGroup, ranges_of
 from trainers.batch_collector import BatchCollector
 from trainers.learner import TrainerSettings
-from trainers.weights.chain import read_version
+from trainers.weights.agent import read_verified
 from trainers.weights.export import write_model
 from trainers.weights.manifest import newest_version, version_path
 from trainers.weights.publish import Publisher
@@ -157,7 +157,7 @@ class TrainingRun:
             return source
         folder = self.folder.of_policy / "trl" / "model"
         shutil.rmtree(folder, ignore_errors=True)
-        write_model(source, read_version(Path(newest.path))[1], folder)
+        write_model(source, read_verified(newest)[1], folder)
         return folder
 
     def begin(self, weights: dict[str, Tensor]) -> None:
@@ -167,7 +167,7 @@ class TrainingRun:
         """
         newest = self.newest
         if newest is not None:
-            _, known = read_version(Path(newest.path))
+            _, known = read_verified(newest)
             if known.keys() != weights.keys() or not all(
                 torch.equal(tensor, weights[name].to(tensor.dtype)) for name, tensor in known.items()
             ):

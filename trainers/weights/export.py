@@ -32,16 +32,24 @@ def write_model(source: Path, weights: Mapping[str, Tensor], folder: Path) -> No
     )
 
 
-def export(versions: Path, version: int, model: Path, out: Path) -> None:
+def export(versions: Path, version: int, model: Path, out: Path, checksum: str) -> None:
     """Write a version of a `versions` folder to `out`, with the other files (tokenizer, template, ...) of a
     model folder.
 
-    `out` is written atomically. All tensors are compared with the version's checksums. Raises `PolicyError`
-    if `out` is not empty, or the version cannot be read or written.
+    `out` is written atomically. All tensors are compared with the version's checksums, and these with
+    `checksum`, which the run's store has: the folder may be of another run. Raises `PolicyError` if `out` is
+    not empty, or the version cannot be read or written, or is another.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise PolicyError(f"{out} exists already. Choose another folder, or remove that one first.")
-    _, weights = read_version(version_path(versions, version))
+    path = version_path(versions, version)
+    manifest, weights = read_version(path)
+    if (manifest.version, manifest.checksum) != (version, checksum):
+        raise PolicyError(
+            f"{path} is not what this run published: it has version {manifest.version} with checksum "
+            f"{manifest.checksum}, and the run's store recorded version {version} with {checksum}. Put the "
+            "run's own files back."
+        )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))

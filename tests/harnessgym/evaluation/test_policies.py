@@ -1,5 +1,7 @@
 """What the names of policies stand for, with a real run folder and store."""
 
+import shutil
+
 import pytest
 from safetensors.torch import load_file
 from typer.testing import CliRunner
@@ -10,6 +12,8 @@ from harnessgym.evaluation.policies import as_in_run, find_policy
 from harnessgym.run_folder import write_json
 from harnessgym.store import policies
 from tests.harnessgym.evaluation.published import POLICY, published
+from trainers.weights.manifest import FULL, version_path
+from trainers.weights.publish import publish_full
 
 
 @pytest.fixture
@@ -158,3 +162,32 @@ def test_a_run_file_gives_its_tasks_its_first_harness_and_its_sampling(run):
     assert as_in_run(config, "two", said.append)["harness_settings"] == {"argv": ["two"]}
     with pytest.raises(ConfigError, match=r"no harness 'tow'. Did you mean 'two'"):
         as_in_run(config, "tow", said.append)
+
+
+def test_the_files_of_another_run_are_not_exported_however_consistent_they_are(run, tmp_path):
+    with published(tmp_path / "other", 5) as other:
+        swapped = version_path(run.folder.versions, 0)
+        shutil.rmtree(swapped)
+        full = publish_full(tmp_path / "made", 0, None, other.weights, 0, "r")
+        shutil.copytree(full.path, swapped)
+    done = CliRunner().invoke(app, ["export", f"{run.folder.root}@0", str(tmp_path / "out")])
+    assert isinstance(done.exception, PolicyError)
+    assert "is not what this run published" in str(done.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_swapped_file_of_a_version_is_not_exported(run, tmp_path):
+    with published(tmp_path / "other", 4) as other:
+        made = publish_full(tmp_path / "made", 0, None, other.weights, 0, "r")
+        shutil.copy(made.path / FULL, version_path(run.folder.versions, 0) / FULL)
+    done = CliRunner().invoke(app, ["export", f"{run.folder.root}@0", str(tmp_path / "out")])
+    assert isinstance(done.exception, PolicyError)
+    assert "that was published" in str(done.exception)
+
+
+def test_a_version_that_the_run_never_published_is_not_exported(run, tmp_path):
+    made = publish_full(run.folder.versions, 9, None, run.weights, 9, "r")
+    assert made.path.exists()
+    done = CliRunner().invoke(app, ["export", f"{run.folder.root}@9", str(tmp_path / "out")])
+    assert isinstance(done.exception, PolicyError)
+    assert "the run never published it" in str(done.exception)

@@ -12,6 +12,7 @@ from harnessgym.run_folder import RunFolder
 from harnessgym.supervisor import claim_folder, prepare
 from harnessgym.supervisor.preparation import choose_sandbox
 from harnessgym.supervisor.process_settings import LaunchPlan
+from harnessgym.task import Task
 
 
 def config(**changes):
@@ -303,3 +304,39 @@ def test_calls_that_may_sample_more_than_the_engine_holds_are_warned_of(tmp_path
     lines = [line for line in said if line.startswith("Sampling: ")]
     words = f"sampling.max_tokens is {max_tokens} and engine.max_length, which prompt and answer share, 512: calls end"
     assert [words in line for line in lines] == [True] * warned
+
+
+class SharedTasks:
+    """A set whose splits share a task."""
+
+    name = "shared"
+
+    def tasks(self, split):
+        """The second task is in both splits."""
+        numbers = (0, 1) if split == "train" else (1, 2)
+        return [Task(f"shared/{number}", f"Do {number}.", grader="builtins:len") for number in numbers]
+
+
+class RepeatedTasks:
+    """A set whose held-out task asks what a training task asks, under another name."""
+
+    name = "repeated"
+
+    def tasks(self, split):
+        """One task a split."""
+        return [Task(f"repeated/{split}", "Do it.", split, files={"a": "b"}, grader="builtins:len")]
+
+
+def test_a_run_whose_held_out_tasks_are_trained_on_is_refused(tmp_path):
+    shared = {"set": f"{__name__}:SharedTasks"}
+    with pytest.raises(ConfigError, match=r"shared/1 is in both splits.*Keep each task in one split"):
+        prepare(config(tasks=shared), tmp_path)
+    prepare(config(tasks=shared, evaluation={"tasks": 0}), tmp_path)
+
+
+def test_a_held_out_task_that_asks_what_is_trained_on_is_warned_of(tmp_path):
+    lines = []
+    prepare(config(tasks={"set": f"{__name__}:RepeatedTasks"}), tmp_path, lines.append)
+    assert any(
+        "repeated/test is held out, and a training task has the same instruction" in line for line in lines
+    )
