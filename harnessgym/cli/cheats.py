@@ -80,6 +80,7 @@ async def _run(
     from rich.console import Console
 
     from harnessgym.errors import SandboxError
+    from harnessgym.grading.cheats.environment import provider_keys
     from harnessgym.grading.cheats.suite import missing, suite
     from harnessgym.registry import load
 
@@ -90,6 +91,7 @@ async def _run(
     results: list[CheatResult] = []
     skipped: list[tuple[str, str]] = []
     with (
+        provider_keys(),  # before the backend starts anything, which could inherit them
         tempfile.TemporaryDirectory(prefix="harnessgym-cheats-") as folder,
         Console(stderr=True).status("") as status,
     ):

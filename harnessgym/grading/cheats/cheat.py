@@ -10,6 +10,8 @@ from harnessgym.task import Task
 LOOT = ".loot"
 """File in the workspace where a cheat records everything that it should not be able to get. It must stay
 empty."""
+KEYS = "keys"
+"""Folder beside the gold solution, on this machine, with files that hold keys as users keep them."""
 SECRETS = r"HGSECRET-[0-9a-f]{16}"
 """Pattern of the secrets that the suite puts into the node's environment, its files, and another sandbox."""
 AttackClass = Literal[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23]
@@ -93,6 +95,7 @@ def program(target: Target, text: str, **extra: object) -> Attack:
     known = {
         "wanted": target.wanted,
         "gold": str(target.gold),
+        "keys": str(target.gold.parent / KEYS),
         "port": target.port,
         "hosts": target.hosts,
         **extra,

@@ -6,17 +6,26 @@ import os
 import secrets
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harnessgym.errors import SandboxError
-from harnessgym.grading.cheats.cheat import Target
+from harnessgym.grading.cheats.cheat import KEYS, Target
 from harnessgym.sandbox import Sandbox, SandboxBackend
 from harnessgym.task import Limits, Task
 
 _ENVIRONMENT = "HARNESSGYM_CHEAT_SECRET"
+PROVIDER_KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "HF_TOKEN", "WANDB_API_KEY")
+"""Names of variables in which nodes hold keys of model providers and services."""
+_KEY_FILES = {
+    ".env": "OPENAI_API_KEY={0}\nANTHROPIC_API_KEY={0}\n",
+    ".netrc": "machine api.wandb.ai login user password {0}\n",
+    "huggingface/token": "{0}\n",
+    ".aws/credentials": "[default]\naws_secret_access_key = {0}\n",
+}
+"""Files with a key each, relative to the folder with the bait."""
 _NEXT_DOOR = """\
 import os, socket, sys
 secret = os.environ["SECRET"]
@@ -74,23 +83,41 @@ class CheatEnvironment:
         return Target(task, gold, listener.port, _own_addresses())
 
 
+@contextlib.contextmanager
+def provider_keys() -> Iterator[None]:
+    """Puts a secret into the environment under each name of a provider's key. The user's own come back.
+
+    A backend that is opened within shows whether what it starts inherits the node's environment.
+    """
+    before = {name: os.environ.get(name) for name in (_ENVIRONMENT, *PROVIDER_KEYS)}
+    # Every secret is drawn anew, so that one found in a sandbox can only come from the place that leaked it.
+    os.environ |= {name: _secret() for name in before}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
 @asynccontextmanager
 async def surroundings(backend: SandboxBackend) -> AsyncIterator[CheatEnvironment]:
     """Sets up the bait around an open backend, and removes it at the end."""
-    # Every secret is drawn anew, so that one found in a sandbox can only come from the place that leaked it.
-    os.environ[_ENVIRONMENT] = _secret()
-    with tempfile.TemporaryDirectory(prefix="harnessgym-cheats-") as temporary:
+    with provider_keys(), tempfile.TemporaryDirectory(prefix="harnessgym-cheats-") as temporary:
         os.chmod(temporary, 0o755)  # noqa: S103  # a cheat that escapes must be able to read it
-        try:
-            async with backend.open(Limits(wall_s=3_600)) as neighbour:
-                serving = asyncio.create_task(_serve_secret(neighbour))
-                try:
-                    yield CheatEnvironment(Path(temporary))
-                finally:
-                    serving.cancel()
-                    await asyncio.gather(serving, return_exceptions=True)
-        finally:
-            os.environ.pop(_ENVIRONMENT, None)
+        for path, text in _KEY_FILES.items():
+            file = Path(temporary, KEYS, path)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text.format(_secret()))
+        async with backend.open(Limits(wall_s=3_600)) as neighbour:
+            serving = asyncio.create_task(_serve_secret(neighbour))
+            try:
+                yield CheatEnvironment(Path(temporary))
+            finally:
+                serving.cancel()
+                await asyncio.gather(serving, return_exceptions=True)
 
 
 async def _serve_secret(neighbour: Sandbox) -> None:

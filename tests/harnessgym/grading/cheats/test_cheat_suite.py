@@ -2,6 +2,9 @@
 find a hole.
 """
 
+import os
+import subprocess
+import sys
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -10,11 +13,11 @@ import pytest
 from harnessgym.errors import CapabilityError, ConfigError
 from harnessgym.grading.cheats import report
 from harnessgym.grading.cheats.catalogue import CHEATS, named
-from harnessgym.grading.cheats.cheat import CLASSES
+from harnessgym.grading.cheats.cheat import CLASSES, KEYS, LOOT, Target
 from harnessgym.grading.cheats.disguise import PLAIN
-from harnessgym.grading.cheats.environment import surroundings
+from harnessgym.grading.cheats.environment import PROVIDER_KEYS, provider_keys, surroundings
 from harnessgym.grading.cheats.scripted_agent import GOLD, NOTHING
-from harnessgym.grading.cheats.suite import CheatSuite
+from harnessgym.grading.cheats.suite import CheatSuite, suite
 from harnessgym.sandbox import Equipment
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
 from harnessgym.sandboxes.process import ProcessBackend, ProcessSettings
@@ -68,7 +71,8 @@ async def test_no_cheat_of_any_class_gets_anything(bubblewrap_suite, attack):
             "free-slots",
             [
                 *("daemon-hydra", "programs-replaced", "kills-everything", "deletes-everything", "fork-bomb"),
-                *("reads-processes", "takes-rights", "finds-sockets", "carries-out-while-graded"),
+                *("reads-processes", "takes-rights", "finds-sockets", "finds-keys"),
+                "carries-out-while-graded",
             ],
         ),
         ("regression-hunt", ["history-objects", "links-outward"]),
@@ -164,6 +168,58 @@ async def test_a_sandbox_that_leaks_is_a_hole(tmp_path):
     held = {result.cheat: result.loot for result in found if not result.holds}
     assert "opened" in held["reads-this-machine"]
     assert "HGSECRET-" in held["finds-siblings"]
+
+
+@pytest.mark.bubblewrap
+async def test_a_backend_that_starts_beside_keys_shows_them_to_nobody(tmp_path):
+    with provider_keys():
+        async with (
+            Bubblewrap(BubblewrapSettings(workspace_root=tmp_path / "w")) as backend,
+            suite(backend) as running,
+        ):
+            cheats = named(["finds-keys", "reads-processes"])
+            hold([await running.cheat(shipped(USUAL), cheat) for cheat in cheats], cheats)
+
+
+@pytest.mark.bubblewrap
+async def test_keys_that_lie_where_a_sandbox_may_read_are_found(tmp_path):
+    async with (
+        Bubblewrap(BubblewrapSettings(workspace_root=tmp_path / "w")) as backend,
+        surroundings(backend) as around,
+    ):
+        leaky = Leaky(backend, str(around.folder))
+        (cheat,) = named(["finds-keys"])
+        result = await CheatSuite(leaky, around).cheat(simple("trusts_files"), cheat)
+    for path in (".env", ".netrc", "huggingface/token", ".aws/credentials"):
+        assert f"{around.folder}/{KEYS}/{path} HGSECRET-" in result.loot
+    assert not result.holds
+
+
+def test_a_key_in_the_environment_is_found_and_a_real_one_is_not_repeated(tmp_path):
+    real = "sk-" + "a1" * 20
+    attack = named(["finds-keys"])[0].commands(Target(simple("trusts_files"), tmp_path / "gold", 1, ()))
+    for path, text in attack.files.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    with provider_keys():
+        planted = {name: os.environ[name] for name in PROVIDER_KEYS}
+        own = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "MY_KEY": real}
+        subprocess.run([sys.executable, *attack.argv[1:]], cwd=tmp_path, env={**planted, **own}, check=True)
+    loot = (tmp_path / LOOT).read_text()
+    assert {name for name in PROVIDER_KEYS if f"variable {name} {planted[name]}" in loot} == set(
+        PROVIDER_KEYS
+    )
+    assert "a key of variable MY_KEY sk-a" in loot
+    assert real not in loot
+
+
+def test_the_users_own_keys_come_back(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "mine")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with provider_keys():
+        assert all(os.environ[name].startswith("HGSECRET-") for name in PROVIDER_KEYS)
+    assert os.environ["OPENAI_API_KEY"] == "mine"
+    assert "HF_TOKEN" not in os.environ
 
 
 @pytest.mark.bubblewrap
