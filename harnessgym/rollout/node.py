@@ -87,7 +87,7 @@ async def serve(settings: NodeSettings, leaving: asyncio.Event | None = None) ->
         async with (
             ControlClient(settings.control_url, settings.control_key) as control,
             proxy_socket(settings) as socket_dir,
-            make_backend(settings, workspaces, socket_dir) as backend,
+            make_backend(settings, workspaces, socket_dir, config.sandbox.hidden) as backend,
         ):
             run_row = await store.aread(partial(_started_run, run_id=settings.run_id, folder=folder))
             if run_row is None:
@@ -173,13 +173,16 @@ async def _serve_until_told(settings: NodeSettings) -> None:
     await serve(settings, leaving)
 
 
-def make_backend(settings: NodeSettings, workspaces: Path, socket_dir: Path | None = None) -> SandboxBackend:
+def make_backend(
+    settings: NodeSettings, workspaces: Path, socket_dir: Path | None = None, hidden: tuple[Path, ...] = ()
+) -> SandboxBackend:
     """The node's sandbox backend, with those of the node's settings that its own settings declare."""
     factory = load("sandbox", settings.sandbox)
     offered = {
         "proxy_socket_dir": socket_dir or settings.proxy_socket_dir,
         "proxy_url": settings.proxy_url,
         "workspace_root": workspaces,
+        "hidden": hidden,
     }
     options = {name: value for name, value in offered.items() if name in factory.settings.model_fields}
     backend: SandboxBackend = factory(factory.settings(**options))

@@ -97,6 +97,9 @@ class SandboxSection(Config):
     """Registered sandbox backend, or `module:Class`."""
     fallback: str | None = "process"
     """Backend to use, with a warning, if the first one is missing. Empty refuses to run instead."""
+    hidden: tuple[Path, ...] = ()
+    """Files and folders of this machine that no sandbox shows, such as what `harnessgym tasks check` found to
+    give a task away. Backends that show nothing of this machine, or all of it, take no notice."""
 
 
 class SamplingSection(Config):

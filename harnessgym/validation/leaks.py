@@ -57,9 +57,10 @@ class _Text:
 async def leaks(backend: SandboxBackend, tasks: Sequence[Task]) -> dict[str, tuple[Leak, ...]]:
     """Reads the sandboxes of `tasks` and returns the leaks of each task that has any, by its id.
 
-    Sandboxes that cannot be opened, or have no Python, are left out with a warning.
+    Of a file, what it has most lines of is named. Sandboxes that cannot be opened, or have no Python, are
+    left out with a warning.
     """
-    found: dict[str, tuple[Leak, ...]] = {}
+    found: dict[str, dict[str, Leak]] = {}
     by_equipment: dict[Equipment, list[Task]] = {}
     for task in tasks:
         by_equipment.setdefault(replace(equipment_of(task), env=(), proxy=False), []).append(task)
@@ -71,8 +72,8 @@ async def leaks(backend: SandboxBackend, tasks: Sequence[Task]) -> dict[str, tup
                 owners.setdefault(text, []).append(task.id)
         for text, leak in await _search(backend, equipment, list(owners)) if owners else ():
             for task_id in owners[text]:
-                found[task_id] = (*found.get(task_id, ()), leak)
-    return found
+                found.setdefault(task_id, {}).setdefault(leak.path, leak)
+    return {task_id: tuple(by_path[path] for path in sorted(by_path)) for task_id, by_path in found.items()}
 
 
 async def _search(
@@ -95,9 +96,10 @@ async def _search(
         _LOG.warning("What an agent can read was not searched in %s: %s", equipment, result.describe())
         return []
     found = json.loads(result.stdout)["found"]
+    most_first = sorted(found, key=lambda each: -each[2])
     return [
         (texts[number], Leak(path, texts[number].name, lines, len(texts[number].lines)))
-        for number, path, lines in found
+        for number, path, lines in most_first
     ]
 
 

@@ -124,6 +124,10 @@ def register(app: typer.Typer) -> None:
             int | None, typer.Option(min=1, help="Tasks at one time; by default, as many as processors.")
         ] = None,
         again: Annotated[bool, typer.Option("--again", help="Run also what was found out before.")] = False,
+        hidden: Annotated[
+            list[Path] | None,
+            typer.Option(help="A file or folder that sandboxes do not show, as `sandbox.hidden` of a run."),
+        ] = None,
         only: Only = None,
         limit: Limit = None,
         as_json: AsJson = False,
@@ -141,7 +145,8 @@ def register(app: typer.Typer) -> None:
         whole_set = task_set(spec)
         book = Baseline(baseline_path(whole_set))
         wanted = CheckPlan(sandbox, repeats, tried, again=again)
-        checked = _run(chosen(whole_set, only, limit), book, wanted, jobs or os.cpu_count() or 1)
+        tasks = chosen(whole_set, only, limit)
+        checked = _run(tasks, book, wanted, jobs or os.cpu_count() or 1, tuple(hidden or ()))
         left_out = [] if only or limit else list(problems_of(whole_set))
         ok = _fine(checked) and not left_out
         if as_json:
@@ -152,7 +157,9 @@ def register(app: typer.Typer) -> None:
             raise typer.Exit(1)
 
 
-def _run(tasks: "Sequence[Task]", book: "Baseline", wanted: "CheckPlan", jobs: int) -> "list[CheckedTask]":
+def _run(
+    tasks: "Sequence[Task]", book: "Baseline", wanted: "CheckPlan", jobs: int, hidden: tuple[Path, ...]
+) -> "list[CheckedTask]":
     """Check all tasks. An interruption loses only the checks in progress."""
     import asyncio
     import tempfile
@@ -164,15 +171,14 @@ def _run(tasks: "Sequence[Task]", book: "Baseline", wanted: "CheckPlan", jobs: i
     hear_interruptions()
     try:
         with tempfile.TemporaryDirectory(prefix="harnessgym-check-") as folder, CheckProgress() as observe:
-            return asyncio.run(
-                TaskSetCheck(backend(wanted.sandbox, Path(folder)), book, wanted, observe).run(tasks, jobs)
-            )
+            sandboxes = backend(wanted.sandbox, Path(folder), hidden)
+            return asyncio.run(TaskSetCheck(sandboxes, book, wanted, observe).run(tasks, jobs))
     except KeyboardInterrupt:
         typer.echo("Interrupted. The same command goes on from here.", err=True)
         raise SystemExit(130) from None
 
 
-def backend(name: str, folder: Path) -> "SandboxBackend":
+def backend(name: str, folder: Path, hidden: tuple[Path, ...] = ()) -> "SandboxBackend":
     """A sandbox backend, not opened yet. Raises `SandboxError` if it cannot be used on this machine."""
     from harnessgym.errors import SandboxError
     from harnessgym.registry import load
@@ -181,7 +187,8 @@ def backend(name: str, folder: Path) -> "SandboxBackend":
     problem = factory.unavailable()
     if problem is not None:
         raise SandboxError(problem)
-    made: SandboxBackend = factory(factory.settings(workspace_root=folder))
+    more = {"hidden": hidden} if hidden and "hidden" in factory.settings.model_fields else {}
+    made: SandboxBackend = factory(factory.settings(workspace_root=folder, **more))
     return made
 
 

@@ -1,13 +1,16 @@
 import time
+from pathlib import Path
 
 import pytest
 from sqlalchemy import func, select, update
 
 from harnessgym.errors import SandboxError, TaskError
 from harnessgym.process import identify
+from harnessgym.rollout.node import NodeSettings, make_backend
 from harnessgym.rollout.plan import GroupPlan
 from harnessgym.store import rewards as rollout_rewards
 from harnessgym.store.tables import exclusions, groups, rewards
+from harnessgym.task import Limits
 from proxies.upstreams.scripted import Failure, ScriptedUpstream
 
 pytestmark = pytest.mark.anyio
@@ -253,3 +256,20 @@ async def test_a_finished_run_ends_its_node(make_line):
     async with make_line("good", status="done") as line:
         await line.run(lambda _: False, timeout_s=30.0)
         assert line.rollouts() == []
+
+
+@pytest.mark.bubblewrap
+async def test_what_a_run_hides_is_not_there_in_its_sandboxes(tmp_path):
+    settings = NodeSettings(
+        run=tmp_path,
+        control_url="http://127.0.0.1:1",
+        control_key="k",
+        proxy_url="http://127.0.0.1:1",
+        sandbox="bubblewrap",
+        proxy_socket_dir=tmp_path,
+    )
+    look = ["sh", "-c", "ls /usr/share | wc -l"]
+    for hidden, empty in (((), False), ((Path("/usr/share"),), True)):
+        backend = make_backend(settings, tmp_path / "w", hidden=hidden)
+        async with backend, backend.open(Limits()) as sandbox:
+            assert ((await sandbox.exec(look)).stdout.strip() == b"0") is empty

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+import wave
+from pathlib import Path
 
 import pytest
 
@@ -261,3 +263,19 @@ def test_a_task_whose_image_is_not_there_is_skipped(here, tmp_path):
     assert done.returncode == 0, done.stderr
     assert {name: row["state"] for name, row in rows.items()} == {"one": "passed", "two": "skipped"}
     assert "'harnessgym/no-such:1' is not on the Docker engine" in rows["two"]["why"][0]
+
+
+def test_a_solution_that_lies_on_the_machine_fails_its_task_unless_it_is_hidden(here, tmp_path):
+    # Every sandbox shows the standard library, of which nothing needs this module.
+    text = Path(wave.__file__).read_text()
+    write_task(tmp_path / "set", "known", gold=None, files={"gold/wave.py": text, "gold/a.txt": "1\n"})
+    words = ("tasks", "check", tmp_path / "set", "--cheats", "none", "--repeats", "1", "--json")
+    leaky = here(*words)
+    (row,) = by_name(leaky).values()
+    assert (leaky.returncode, row["state"], row["gold"], row["nothing"]) == (1, "failed", [1.0], 0.0)
+    assert "It can be read in an agent's sandbox: " in row["why"][0]
+    assert f" {wave.__file__} has " in row["why"][0]
+    copies = re.findall(r"(/\S+) has \d+ of", row["why"][0])
+    hidden = here(*words, *(word for path in copies for word in ("--hidden", path)))
+    (row,) = by_name(hidden).values()
+    assert (hidden.returncode, row["state"], row["ran"]) == (0, "passed", 0)
