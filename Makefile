@@ -40,6 +40,7 @@ soak: $(VENV)/installed-dev  ## kill and stop every process, weight agents and m
 	$(BIN)/python -m benchmarks.store.kills
 	$(BIN)/python -m benchmarks.sandbox.kills
 	$(BIN)/python -m benchmarks.cheat_search
+	$(BIN)/python -m benchmarks.cheat_search --every 1 --disguises 5
 
 bench: $(VENV)/installed-dev  ## one benchmark: make bench NAME=quickstart|async-real|line|...
 	$(BIN)/python -m benchmarks.$(subst -,_,$(NAME))

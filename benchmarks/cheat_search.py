@@ -2,7 +2,8 @@
 swe] [--jobs 2]`.
 
 Candidates are drawn by `harnessgym/grading/cheats/search.py`. Each is tried on one task, and the tasks take
-turns. A candidate is a finding if its reward is above what doing nothing gives on that task, or if it got
+turns. With `--disguises N`, the candidates are N disguises of each class of composed cheats on every task
+instead. A candidate is a finding if its reward is above what doing nothing gives on that task, or if it got
 something that it should not. Every result is a line of JSON in `--out`, so an interrupted search goes on where
 it was, and a search of another seed or other tasks is kept beside it. Prints every finding with its program,
 and exits with 1 if there is one.
@@ -15,15 +16,19 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from itertools import count, islice
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from harnessgym.grading.cheats.composition import Composition
+from harnessgym.grading.cheats.cheat import AttackClass, Target
+from harnessgym.grading.cheats.composition import Composition, faulty_module
+from harnessgym.grading.cheats.disguise import EFFECTS, compositions
 from harnessgym.grading.cheats.scripted_agent import CheatResult, ScriptedAgent
 from harnessgym.grading.cheats.search import drawn, unreached
 from harnessgym.grading.cheats.suite import CheatSuite, suite
@@ -35,11 +40,12 @@ Row = dict[str, Any]
 
 
 class SearchLog:
-    """The lines of one search: a seed and the tasks on which it runs."""
+    """The lines of one search."""
 
-    def __init__(self, path: Path, seed: int, tasks: Sequence[str]) -> None:
+    def __init__(self, path: Path, plan: Sequence[str]) -> None:
+        """`plan` is what decides the candidates: lines of another plan stay, and are not read."""
         self._path = path
-        self._search = hashlib.sha256("\0".join([str(seed), *tasks]).encode()).hexdigest()[:12]
+        self._search = hashlib.sha256("\0".join(plan).encode()).hexdigest()[:12]
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         if text and not text.endswith("\n"):
             # Without this, the next row would continue the line that was cut off, and be lost with it.
@@ -80,30 +86,62 @@ def _parsed(line: str) -> Row:
     return row if isinstance(row, dict) else {}
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A composition, and the task on which it is tried."""
+
+    name: str
+    number: int
+    task: Task
+    composition: Composition
+
+
+def planned(tasks: Sequence[Task], seed: int, disguises: int) -> Iterator[Candidate]:
+    """The candidates of a search, without end; or, with `disguises`, so many of each class on every task."""
+    pairs: Iterator[tuple[Task, Composition]]
+    if disguises:
+        pairs = (
+            (task, _disguise(attack, seed, turn, place))
+            for turn in range(disguises)
+            for attack in sorted({effect.attack for effect in EFFECTS.values()})
+            for place, task in enumerate(tasks)
+        )
+    else:
+        pairs = zip(cycle(tasks), drawn(seed), strict=False)
+    for number, (task, composition) in enumerate(pairs):
+        yield Candidate(f"candidate-{seed}.{number}", number, task, composition)
+
+
+def _disguise(attack: AttackClass, seed: int, turn: int, place: int) -> Composition:
+    """A disguise of one of the class's effects, which take turns, another one for each task and turn."""
+    names = [name for name, effect in EFFECTS.items() if effect.attack == attack]
+    (composition,) = compositions(names[(turn + place) % len(names)], seed * 100_000 + place * 100 + turn, 1)
+    return composition
+
+
 async def search(
     running: CheatSuite,
     agent: ScriptedAgent,
-    tasks: Sequence[Task],
+    candidates: Iterable[Candidate],
     log: SearchLog,
-    seed: int,
     limits: "Limits",
 ) -> None:
     """Tries candidates that the log does not have until a limit is reached, `jobs` at a time."""
     tried = {row["number"] for row in log.rows}
-    waiting = ((number, each) for number, each in enumerate(drawn(seed)) if number not in tried)
-    baseline = {task.id: asyncio.Lock() for task in tasks}
+    waiting = (candidate for candidate in candidates if candidate.number not in tried)
+    baseline: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def work() -> None:
-        for number, composition in waiting:
+        for candidate in waiting:
             if not limits.go_on(log):
                 return
-            task = tasks[number % len(tasks)]
+            task = candidate.task
             async with baseline[task.id]:
                 if task.id not in log.nothing:
                     log.add({"task": task.id, "nothing": (await agent.nothing(task)).reward})
-            result = await running.cheat(task, composition.cheat(f"candidate-{seed}.{number}"))
+            result = await running.cheat(task, candidate.composition.cheat(candidate.name))
             if result is not None:
-                log.add(_row(number, composition, result))
+                log.add(_row(candidate, result))
 
     await asyncio.gather(*(work() for _ in range(limits.jobs)))
 
@@ -127,9 +165,10 @@ class Limits:
         return passed < self._seconds and (self._most is None or len(log.rows) < self._most)
 
 
-def _row(number: int, composition: Composition, result: CheatResult) -> Row:
+def _row(candidate: Candidate, result: CheatResult) -> Row:
+    composition = candidate.composition
     return {
-        "number": number,
+        "number": candidate.number,
         "task": result.task,
         "effect": composition.effect.name,
         "trigger": composition.trigger,
@@ -143,19 +182,15 @@ def _row(number: int, composition: Composition, result: CheatResult) -> Row:
     }
 
 
-def described(row: Row, seed: int, task: Task) -> str:
+def described(row: Row, candidate: Candidate) -> str:
     """A finding with the text that was put into the task's files."""
-    from harnessgym.grading.cheats.cheat import Target
-    from harnessgym.grading.cheats.composition import faulty_module
-
-    composition = next(islice(drawn(seed), row["number"], None))
-    target = Target(task, Path(), 0, ())
+    target = Target(candidate.task, Path(), 0, ())
     module = faulty_module(target)
     assert module is not None
-    texts = composition.texts(module, target)
     parts = ", ".join(f"{key} {row[key]}" for key in ("effect", "trigger", "hiding", "hook"))
     got = f"reward {row['reward']}" + (f", got {row['loot']!r}" if row["loot"] else "")
-    return f"candidate-{seed}.{row['number']} on {row['task']}: {got}\n{parts}\n\n{texts.body}\n"
+    text = candidate.composition.texts(module, target).body
+    return f"{candidate.name} on {row['task']}: {got}\n{parts}\n\n{text}\n"
 
 
 def main() -> None:
@@ -165,6 +200,9 @@ def main() -> None:
     )
     parser.add_argument("--hours", type=float, default=0.5)
     parser.add_argument("--candidates", type=int, help="end after so many, those of the log included")
+    parser.add_argument(
+        "--disguises", type=int, default=0, help="of each class on every task, in place of a search"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tasks", default="swe", help="task set, module:Class or folder")
     parser.add_argument("--every", type=int, default=24, help="of the set, each so many-th task")
@@ -174,25 +212,27 @@ def main() -> None:
     options = parser.parse_args()
     whole_set = task_set(options.tasks)
     tasks = [*whole_set.tasks("train"), *whole_set.tasks("test")][:: options.every]
-    log = SearchLog(options.out, options.seed, [task.id for task in tasks])
-    asyncio.run(_run(options, tasks, log))
-    by_id = {task.id: task for task in tasks}
-    for row in log.findings:
-        print(described(row, options.seed, by_id[row["task"]]))
-    tried = {row["number"] for row in log.rows}
-    missed = unreached(each for number, each in _first(options.seed, tried) if number in tried)
+    plan = [options.seed, options.disguises, *(task.id for task in tasks)]
+    log = SearchLog(options.out, list(map(str, plan)))
+    asyncio.run(_run(options, planned(tasks, options.seed, options.disguises), log))
+    tried = {row["number"]: row for row in log.rows}
+    candidates = planned(tasks, options.seed, options.disguises)
+    compositions_tried = []
+    for candidate in islice(candidates, max(tried, default=-1) + 1):
+        row = tried.get(candidate.number)
+        if row is not None:
+            compositions_tried.append(candidate.composition)
+            if row in log.findings:
+                print(described(row, candidate))
+    missed = "" if options.disguises else f"; {len(unreached(compositions_tried))} parts were in no candidate"
     print(
-        f"{len(log.rows)} candidates on {len(tasks)} tasks, {len(log.findings)} findings; {len(missed)} parts "
-        f"were in no candidate. Results: {options.out}"
+        f"{len(log.rows)} candidates on {len({row['task'] for row in log.rows})} of {len(tasks)} tasks, "
+        f"{len(log.findings)} findings{missed}. Results: {options.out}"
     )
     sys.exit(int(bool(log.findings)))
 
 
-def _first(seed: int, tried: set[int]) -> Iterator[tuple[int, Composition]]:
-    return zip(count(), islice(drawn(seed), max(tried, default=-1) + 1), strict=False)
-
-
-async def _run(options: argparse.Namespace, tasks: Sequence[Task], log: SearchLog) -> None:
+async def _run(options: argparse.Namespace, candidates: Iterable[Candidate], log: SearchLog) -> None:
     factory = load("sandbox", options.sandbox)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with (
@@ -202,7 +242,7 @@ async def _run(options: argparse.Namespace, tasks: Sequence[Task], log: SearchLo
         backend = factory(factory.settings(workspace_root=Path(folder)))
         async with backend, suite(backend) as running:
             limits = Limits(options.hours, options.candidates, options.jobs, progress)
-            await search(running, ScriptedAgent(backend), tasks, log, options.seed, limits)
+            await search(running, ScriptedAgent(backend), candidates, log, limits)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,13 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
-from benchmarks.cheat_search import SearchLog, is_finding
+from benchmarks.cheat_search import SearchLog, is_finding, planned
+from harnessgym.grading.cheats.disguise import PLAIN
+from tests.harnessgym.grading.cheats.tally import tally
 
 TALLY = "tests.harnessgym.grading.cheats.tally:TallyTasks"
 
@@ -40,8 +43,8 @@ def test_an_interrupted_search_goes_on_and_prints_its_findings(tmp_path):
     lines = out.read_text().splitlines()
     out.write_text(out.read_text() + '{"search": "cut o')
     second = searched(out, 6)
-    assert "2 candidates on 1 tasks" in first.stdout, first.stderr
-    assert "6 candidates on 1 tasks" in second.stdout, second.stderr
+    assert "2 candidates on 1 of 1 tasks" in first.stdout, first.stderr
+    assert "6 candidates on 1 of 1 tasks" in second.stdout, second.stderr
     kept = out.read_text().splitlines()
     assert kept[: len(lines)] == lines
     rows = [json.loads(line) for line in [*lines, *kept[len(lines) + 1 :]]]
@@ -61,9 +64,30 @@ def test_more_than_nothing_gets_is_a_finding():
 
 def test_a_log_keeps_searches_apart(tmp_path):
     path = tmp_path / "log.jsonl"
-    SearchLog(path, 0, ["a"]).add({"task": "a", "nothing": 0.0})
-    SearchLog(path, 1, ["a"]).add({"number": 3, "task": "a", "reward": 1.0, "loot": ""})
-    assert SearchLog(path, 0, ["a"]).nothing == {"a": 0.0}
-    assert SearchLog(path, 0, ["a"]).findings == []
-    assert [row["number"] for row in SearchLog(path, 1, ["a"]).findings] == [3]
-    assert SearchLog(path, 1, ["b"]).rows == []
+    SearchLog(path, ["0", "a"]).add({"task": "a", "nothing": 0.0})
+    SearchLog(path, ["1", "a"]).add({"number": 3, "task": "a", "reward": 1.0, "loot": ""})
+    assert SearchLog(path, ["0", "a"]).nothing == {"a": 0.0}
+    assert SearchLog(path, ["0", "a"]).findings == []
+    assert [row["number"] for row in SearchLog(path, ["1", "a"]).findings] == [3]
+    assert SearchLog(path, ["1", "b"]).rows == []
+
+
+def test_disguises_of_every_class_are_planned_for_every_task():
+    tasks = [replace(tally(), id=str(number)) for number in range(3)]
+    candidates = list(planned(tasks, 0, 5))
+    tried = {(candidate.task.id, candidate.composition.effect.attack) for candidate in candidates}
+    assert tried == {(task.id, cheat.attack) for task in tasks for cheat in PLAIN}
+    assert len(candidates) == 5 * len(tried)
+    parts = [
+        (
+            each.task.id,
+            each.composition.effect.name,
+            each.composition.trigger,
+            each.composition.hook,
+            each.composition.hiding,
+        )
+        for each in candidates
+    ]
+    assert len(set(parts)) > 0.95 * len(parts)
+    assert [each.composition for each in planned(tasks, 0, 5)] == [each.composition for each in candidates]
+    assert all(candidate.composition.works for candidate in candidates)
