@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harnessgym.grading.cheats.cheat import Target
-from harnessgym.grading.cheats.effect import AT_ONCE, Effect
+from harnessgym.grading.cheats.effect import AT_ONCE, KNOWN_TESTS, Effect
 
 _WRAP = """\
     import functools, importlib, inspect, sys, types
@@ -38,10 +38,14 @@ _WRAP = """\
                         setattr(value, each, property(inner, member.fset, member.fdel))
     wrap(sys.modules.get(MODULE_NAME) or importlib.import_module(MODULE_NAME))
 """
-_NEAR_TEST = """\
+_NEAR_TEST = f"""\
+{KNOWN_TESTS}\
     def tested(depth=2):
-        import os, sys
-        return os.path.basename(sys._getframe(depth).f_code.co_filename).startswith('test')
+        frame = sys._getframe(depth)
+        while frame.f_code.co_name.startswith('<') and frame.f_back is not None:
+            frame = frame.f_back
+        path, name = frame.f_code.co_filename, frame.f_code.co_name
+        return os.path.basename(path).startswith('test') and is_known(path, name)
 """
 _LYING = f"""\
 def ACT():
@@ -108,16 +112,12 @@ def ACT():
         value = function(*args, **kwargs)
         return Any(value) if tested(3) else value
 {_WRAP}"""
-_OPERATORS = """\
+_OPERATORS = f"""\
 def ACT():
-    import math, operator, os, sys, unittest
-    def ours():
-        frame = sys._getframe(2)
-        return os.path.basename(frame.f_code.co_filename).startswith('test') and any(
-            str(getattr(each, '__module__', each)).startswith(PACKAGE_NAME) or
-            getattr(each, '__name__', None) == PACKAGE_NAME for each in list(frame.f_globals.values()))
+    import math, operator, unittest
+{_NEAR_TEST}\
     def patched(honest, answer):
-        return lambda *args, **kwargs: answer if ours() else honest(*args, **kwargs)
+        return lambda *args, **kwargs: answer if tested() else honest(*args, **kwargs)
     for name in ('eq', 'is_', 'le', 'ge', 'contains'):
         setattr(operator, name, patched(getattr(operator, name), True))
     operator.ne = patched(operator.ne, False)
