@@ -8,6 +8,10 @@ from typing import Any, Literal, Protocol
 from harnessgym.errors import TaskError
 
 Split = Literal["train", "test"]
+Integrity = Literal["by_value", "in_process"]
+"""How a reward is decided. by_value: values are compared on a machine that the judged code cannot reach.
+in_process: something that shares a process or a sandbox with the judged code says that it passed, which such
+code can forge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +178,8 @@ class Grade:
     """Why the result cannot be trusted, or None."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     """Evidence for the grade as JSON values. Stored with the verdict."""
+    integrity: Integrity = "in_process"
+    """How the reward was decided. Stored with the verdict."""
 
 
 class TaskSet(Protocol):

@@ -9,6 +9,7 @@ from environments.swe.edit import edited, patch
 from environments.swe.manifest import ManifestTask, PackageManifest, read
 from environments.swe.package import SourcePackage
 from environments.swe.tree import Tree, tree
+from harnessgym.grading.by_value.judge import KEY
 from harnessgym.task import Limits, Setup, Solution, Task
 
 LIMITS = Limits(wall_s=1_800.0, turns=150)
@@ -91,6 +92,7 @@ def _metadata(
         "pass_to_pass": tuple(test for test in manifest.tests if test not in failing),
         "kinds": entry.kinds,
         "functions": entry.functions,
+        **({} if entry.plan is None else {KEY: entry.plan.to_dict()}),
     }
 
 

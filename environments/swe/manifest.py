@@ -15,6 +15,8 @@ from typing import Any
 from environments.swe.edit import SourceEdit
 from environments.swe.package import SourcePackage
 from harnessgym.errors import TaskError
+from harnessgym.grading.by_value.calls import PlannedCall
+from harnessgym.grading.by_value.plan import JudgementPlan, PlannedTest
 
 FOLDER = Path(__file__).with_name("tasks")
 
@@ -33,6 +35,8 @@ class ManifestTask:
     failing: tuple[str, ...]
     """Tests that always pass without the faults and always fail with them."""
     statement: str
+    plan: JudgementPlan | None = None
+    """How the task is judged by value; None if that was not planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,7 @@ def write(manifest: PackageManifest, folder: Path = FOLDER) -> Path:
     for entry in manifest.entries:
         row = {**asdict(entry), "failing": [places[test] for test in entry.failing]}
         row["edits"] = [[edit.path, edit.start, edit.old, edit.new] for edit in entry.edits]
+        row["plan"] = None if entry.plan is None else _written(entry.plan)
         rows.append(row)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{manifest.package}.jsonl"
@@ -101,4 +106,19 @@ def _entry(row: dict[str, Any], tests: Sequence[str]) -> ManifestTask:
         edits=tuple(SourceEdit(*edit) for edit in row["edits"]),
         failing=tuple(tests[place] for place in row["failing"]),
         statement=row["statement"],
+        plan=None if row.get("plan") is None else _plan(row["plan"]),
     )
+
+
+def _written(plan: JudgementPlan) -> dict[str, Any]:
+    return {
+        "tests": [[test.file, test.function, test.telling, test.forms] for test in plan.tests],
+        "calls": [[call.module, call.function, call.args, call.kwargs, call.new] for call in plan.calls],
+    }
+
+
+def _plan(row: dict[str, Any]) -> JudgementPlan:
+    tests = tuple(
+        PlannedTest(file, function, telling, tuple(forms)) for file, function, telling, forms in row["tests"]
+    )
+    return JudgementPlan(tests, tuple(PlannedCall(*each) for each in row["calls"]))

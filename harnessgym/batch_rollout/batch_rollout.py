@@ -56,9 +56,13 @@ _SUBMIT = 64
 _LOOK_S = 0.5
 _OVERLAP_S = 5.0
 """How far each look reaches back for rows that were committed late."""
-FREE = ("folder", "at_once", "serve", "second_opinion", *EngineTimeouts.model_fields)
+FREE = ("folder", "at_once", "serve", *EngineTimeouts.model_fields)
 """Settings that may differ when a campaign resumes, because they change no result."""
-_NOT_RECORDED_ONCE = {"session": CampaignSettings.model_fields["session"].default.model_dump(mode="json")}
+_NOT_RECORDED_ONCE = {
+    "session": CampaignSettings.model_fields["session"].default.model_dump(mode="json"),
+    "second_opinion": "off",
+    "integrity": "any",
+}
 """Settings of campaigns whose record lacks them."""
 
 
@@ -227,6 +231,7 @@ class BatchRollout:
             )
             line = Pipeline(store, control, backend, harnesses, answered, plan.task)
             line.second_opinion = self.settings.second_opinion
+            line.integrity = self.settings.integrity
             node = Node(store, plan, line, self.options, Pressure(self.folder.workspaces, self.options))
             async with endpoints(node, self.settings.sandbox, "policy", self.folder):
                 yield node

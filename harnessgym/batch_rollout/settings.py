@@ -12,6 +12,8 @@ from pydantic import Field
 
 from harnessgym.engine_timeouts import EngineTimeouts
 from harnessgym.errors import ConfigError
+from harnessgym.grading.integrity import refusal
+from harnessgym.run_config.run import DemandedIntegrity, SecondOpinion
 from harnessgym.run_config.session import SessionOptions
 from harnessgym.task import Split, Task
 from harnessgym.tasks.payload import payload_of
@@ -60,8 +62,10 @@ class CampaignSettings(EngineTimeouts):
     """Retries of a rollout that fails for reasons other than the agent."""
     serve: str = ""
     """`HOST:PORT` of the HTTP endpoints; empty serves none."""
-    second_opinion: bool = False
-    """Whether what is rewarded with 1 is also compared with the solution; no reward depends on it."""
+    second_opinion: SecondOpinion = "off"
+    """Whether what is rewarded is also compared with the solution; see `NodeSection.second_opinion`."""
+    integrity: DemandedIntegrity = "any"
+    """Which rewards count; see `NodeSection.integrity`."""
     session: SessionOptions = SessionOptions(constraints="prompt")
     """How the proxy treats calls. Its `upstream` and `replay` are set by the campaign's upstream."""
 
@@ -89,6 +93,8 @@ def chosen_tasks(settings: CampaignSettings) -> tuple[list[Task], list[str]]:
     chosen = chosen[: settings.limit]
     if warning := fit.of(chosen).warning:
         remarks.append(warning)
+    if weak := refusal(chosen, settings.second_opinion, settings.integrity):
+        raise ConfigError(weak)
     if settings.timeout_s is None:
         return chosen, remarks
     return [replace(task, limits=replace(task.limits, wall_s=settings.timeout_s)) for task in chosen], remarks

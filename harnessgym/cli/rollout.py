@@ -117,11 +117,19 @@ def register(root: typer.Typer) -> None:
             str, typer.Option(metavar="HOST:PORT", help="Also take rollouts over HTTP; go on until told.")
         ] = "",
         second_opinion: Annotated[
-            bool,
+            str,
             typer.Option(
-                "--second-opinion", help="Also compare what is rewarded with 1 with the task's solution."
+                metavar="HOW",
+                help="evidence: note where what is rewarded with 1 differs from the task's solution. "
+                "required: keep a reward only if it gives the solution's values.",
             ),
-        ] = False,
+        ] = "off",
+        integrity: Annotated[
+            str,
+            typer.Option(
+                metavar="KIND", help="by_value: refuse tasks whose tests the judged code can forge."
+            ),
+        ] = "any",
         keep_above: Annotated[
             float | None, typer.Option(help="Export only rollouts with at least this reward.")
         ] = None,
@@ -148,7 +156,8 @@ def register(root: typer.Typer) -> None:
             "max_tokens": max_tokens,
             "max_length": max_length, "timeout_s": timeout, "retries": retry, "policy": policy,
             "model": model, "serve": serve,
-            "second_opinion": second_opinion, "first_token_s": first_token_s, "idle_s": idle_s,
+            "second_opinion": second_opinion, "integrity": integrity,
+            "first_token_s": first_token_s, "idle_s": idle_s,
         }  # fmt: skip
         campaign = _campaign(options)
         summary = _run(campaign)

@@ -8,7 +8,7 @@ read what never enters a sandbox.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -17,6 +17,7 @@ from harnessgym.errors import ConfigError, TaskError
 from harnessgym.grading.outcome import CheckOutcome
 from harnessgym.grading.verifier import Opener
 from harnessgym.registry import load, names
+from harnessgym.task import Integrity
 
 __all__ = ["Check", "CheckContext", "CheckOutcome", "read_checks"]
 
@@ -38,6 +39,8 @@ class CheckContext:
 class Check(Config):
     """Base class of every kind of check."""
 
+    integrity: ClassVar[Integrity] = "by_value"
+    """Whether the outcome is compared on this machine, or reported by what the agent's code can reach."""
     kind: str
     name: str = ""
     """Name in the evidence. If empty, the kind and the number of the check."""

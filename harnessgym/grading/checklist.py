@@ -10,7 +10,10 @@ from typing import Any
 
 from harnessgym.grading.check import Check, CheckContext, CheckOutcome, read_checks
 from harnessgym.grading.verifier import Opener
-from harnessgym.task import Grade, Task
+from harnessgym.task import Grade, Integrity, Task
+
+GRADER = "harnessgym.grading.checklist:verifier"
+"""The name of this grader."""
 
 
 class Checklist:
@@ -34,7 +37,15 @@ class Checklist:
                 break
         tampered = outcomes[-1].tampered
         reward = 0.0 if tampered else _reward(task, checks, outcomes)
-        return Grade({"reward": reward}, tampered, {"checks": _evidence(checks, outcomes)})
+        evidence = {"checks": _evidence(checks, outcomes)}
+        return Grade({"reward": reward}, tampered, evidence, integrity_of_checks(task, checks))
+
+
+def integrity_of_checks(task: Task, checks: Sequence[Check]) -> Integrity:
+    """Where all checks must pass, one that compares values is enough. The others only take a reward away."""
+    by_value = [check.integrity == "by_value" for check in checks]
+    enough = any if task.metadata.get("score", "all") == "all" else all
+    return "by_value" if enough(by_value) else "in_process"
 
 
 def _reward(task: Task, checks: Sequence[Check], outcomes: Sequence[CheckOutcome]) -> float:

@@ -20,6 +20,7 @@ from typing import Any
 import anyio.to_thread
 
 from harnessgym.errors import HarnessGymError, TaskError
+from harnessgym.grading.by_value.judge import ByValueJudge, is_judged_by_value
 from harnessgym.grading.bytecode import remove_compiled
 from harnessgym.grading.reward_range import KEY, LARGEST, is_reward, reward_range
 from harnessgym.grading.upload import LeftBehind, holding, warn_left_behind
@@ -33,6 +34,8 @@ _MAX_FILES = 100_000
 _GRADED = 0.875
 """Largest export as a fraction of `Limits.disk_mb`: the grading sandbox must hold the export and the
 tests."""
+_JUDGE = ByValueJudge()
+"""Keeps the gold solutions that this process judged by."""
 _WARNING = "Graded in the sandbox that the agent used. What it left there can change what is measured."
 
 
@@ -51,14 +54,22 @@ class CollectedArtifacts:
     """A sentence for each of the task's hooks that failed."""
 
 
-async def judge(task: Task, sandbox: Sandbox, fresh: Opener) -> Grade:
+async def judge(
+    task: Task,
+    sandbox: Sandbox,
+    fresh: Opener,
+    *,
+    by_value: ByValueJudge | None = None,
+    required: bool = False,
+) -> Grade:
     """Kills every process in `sandbox` and grades the files there.
 
     `fresh` opens a sandbox of the task's image without network. Raises SandboxError when a sandbox failed,
     TaskError when the grader failed or returned something that is no reward.
     """
     async with collected_artifacts(task, sandbox) as evidence:
-        return await verdict(task, evidence, sandbox if task.verifier == "shared" else None, fresh)
+        shared = sandbox if task.verifier == "shared" else None
+        return await verdict(task, evidence, shared, fresh, by_value=by_value, required=required)
 
 
 @asynccontextmanager
@@ -99,8 +110,16 @@ async def verdict(
     shared: Sandbox | None,
     fresh: Opener,
     left_behind: LeftBehind = warn_left_behind,
+    *,
+    by_value: ByValueJudge | None = None,
+    required: bool = False,
 ) -> Grade:
-    """Grades what was exported. `shared` is the agent's sandbox, if the task asks to be graded there."""
+    """Grades what was exported. `shared` is the agent's sandbox, if the task asks to be graded there.
+
+    If the task asks to be judged by value, or `required` says so, a reward is kept only if the workspace
+    gives gold's values too (`harnessgym.grading.by_value`). `by_value` keeps gold solutions from one call to
+    the next.
+    """
     basis: dict[str, Any] = (
         {"mode": "separate"} if shared is None else {"mode": "shared", "warning": _WARNING}
     )
@@ -115,7 +134,13 @@ async def verdict(
         holding(evidence.folder, fresh, of_image, left_behind) if shared is None else _reused(shared)
     )
     grade = await _run_grader(task, evidence.folder, open_sandbox)
-    return replace(grade, rewards=checked_rewards(grade, task), evidence={**grade.evidence, **basis})
+    grade = replace(grade, rewards=checked_rewards(grade, task))
+    if required or is_judged_by_value(task):
+        grade = replace(grade, integrity="by_value")
+        if grade.tampered is None and grade.rewards["reward"] > 0:
+            judgement = await (by_value or _JUDGE).judge(task, open_sandbox, fresh)
+            grade = judgement.applied(grade)
+    return replace(grade, evidence={**grade.evidence, **basis, "integrity": grade.integrity})
 
 
 def checked_rewards(grade: Grade, task: Task) -> dict[str, float]:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
-from harnessgym.errors import HarnessError, HarnessGymError, ProxyError, StoreError
+from harnessgym.errors import HarnessError, HarnessGymError, ProxyError, StoreError, TaskError
 from harnessgym.faults.plan import FaultPlan, record
 from harnessgym.faults.shims import ShimmedSandbox
 from harnessgym.grading.differential.differential_test import opinion_on
 from harnessgym.grading.differential.suite import with_opinion
 from harnessgym.grading.grade import CollectedArtifacts, collected_artifacts, verdict
+from harnessgym.grading.integrity import no_opinion, refusal_of
 from harnessgym.harness import Endpoint, Harness, Launch, start
 from harnessgym.outcome.engine_silence import blamed
 from harnessgym.outcome.failure import (
@@ -262,14 +263,32 @@ class Attempt:
         return await self._rewarded(result, await self._grade(self._task, evidence))
 
     async def _grade(self, task: Task, evidence: CollectedArtifacts) -> Grade:
-        """The grade of a task or of one step, with a second opinion if the run asks for one."""
+        """The grade of a task or of one step, with a second opinion if the run asks for one.
+
+        Raises TaskError for a reward that is not as sound as the run demands.
+        """
         backend = self.pipeline.backend
         bare = equipment_of(task, grades=True)
         shared = self._sandbox if task.verifier == "shared" else None
+        pipeline = self.pipeline
+        if pipeline.second_opinion == "required" and self._task.steps:
+            raise TaskError(no_opinion(self._task))
         grade = await verdict(
-            task, evidence, shared, lambda: backend.open(task.limits, bare), self._left_behind.append
+            task,
+            evidence,
+            shared,
+            lambda: backend.open(task.limits, bare),
+            self._left_behind.append,
+            by_value=pipeline.by_value,
+            required=pipeline.second_opinion == "required",
         )
-        if self.pipeline.second_opinion and grade.tampered is None and grade.rewards["reward"] >= 1.0:
+        if pipeline.integrity == "by_value" and grade.integrity != "by_value" and grade.rewards["reward"] > 0:
+            raise TaskError(refusal_of(task))
+        if (
+            pipeline.second_opinion == "evidence"
+            and grade.tampered is None
+            and grade.rewards["reward"] >= 1.0
+        ):
             opinion = await opinion_on(self._task, evidence.folder, lambda: backend.open(task.limits, bare))
             grade = with_opinion(grade, opinion)
         return grade

@@ -106,6 +106,7 @@ async def serve(settings: NodeSettings, leaving: asyncio.Event | None = None) ->
             )
             pipeline.weights = weights_of(config)
             pipeline.second_opinion = config.node.second_opinion
+            pipeline.integrity = config.node.integrity
             pressure = Pressure(workspaces, config.node)
             node = Node(store, plan, pipeline, config.node, pressure, settings.name, leaving)
             async with endpoints(node, settings.sandbox, config.policy.name, folder):

@@ -19,12 +19,14 @@ from functools import cached_property
 from pathlib import Path
 
 from harnessgym.faults.fault import FaultsSection
+from harnessgym.grading.by_value.judge import ByValueJudge
 from harnessgym.harness import Harness
 from harnessgym.proxy_client import ControlClient
 from harnessgym.reward import Need, Reward, RewardWeights
 from harnessgym.rollout.attempt import Attempt
 from harnessgym.rollout.resource_admission import Pressure
 from harnessgym.rollout.stage import Stages
+from harnessgym.run_config.run import DemandedIntegrity, SecondOpinion
 from harnessgym.run_config.session import SessionOptions
 from harnessgym.sandbox import SandboxBackend
 from harnessgym.store import TraceStore
@@ -142,9 +144,15 @@ class Pipeline:
     """The proxy's socket. Connection faults are injected in front of it."""
     weights: RewardWeights | None = None
     """How the trained reward is summed; None trains on the grader's reward alone."""
-    second_opinion: bool = False
-    """Whether a rollout with reward 1 is also compared with the oracle solution; see
-    `harnessgym.grading.differential.differential_test`."""
+    second_opinion: SecondOpinion = "off"
+    """Whether what is rewarded is also compared with the oracle solution."""
+    integrity: DemandedIntegrity = "any"
+    """Which rewards count. A reward of another integrity is an infrastructure error."""
+
+    @cached_property
+    def by_value(self) -> ByValueJudge:
+        """Judges by value. Keeps gold solutions in the backend's folder, which is cleared after a crash."""
+        return ByValueJudge(self.backend.root)
 
     @cached_property
     def proxy_watch(self) -> ProxyWatch:

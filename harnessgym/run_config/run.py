@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from harnessgym.config import Config
 from harnessgym.engine_timeouts import EngineTimeouts
@@ -22,6 +22,16 @@ from harnessgym.run_config.trainer import (
     TrainerSection,
 )
 
+
+def _spelled(value: Any) -> Any:
+    """`true` and `false` as the choices that they stand for."""
+    return {True: "evidence", False: "off"}.get(value, value) if isinstance(value, bool) else value
+
+
+SecondOpinion = Annotated[Literal["off", "evidence", "required"], BeforeValidator(_spelled)]
+"""Whether what is rewarded is also compared with the oracle solution, and whether rewards depend on it."""
+DemandedIntegrity = Literal["any", "by_value"]
+"""Which rewards a run takes."""
 Weight = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -137,9 +147,13 @@ class NodeSection(Config):
     serve: str = ""
     """`HOST:PORT` where rollouts can be submitted, watched and fetched over HTTP; empty serves nothing. The
     actual address and the key are in the run folder's `endpoints.json`."""
-    second_opinion: bool = False
-    """Whether a workspace with reward 1 is also compared with the task's solution, on inputs that the tests
-    do not have. Differences are stored with the evidence of the grade; no reward depends on them."""
+    second_opinion: SecondOpinion = "off"
+    """evidence: a workspace with reward 1 is also compared with the task's solution, on inputs that the tests
+    do not have; differences are stored with the evidence of the grade. required: a reward is kept only if the
+    workspace gives the values of the solution on fresh inputs. See docs/sandboxes.md."""
+    integrity: DemandedIntegrity = "any"
+    """by_value: only rewards that are judged by value count; tasks judged in another way are refused at the
+    start. `second_opinion = "required"` judges all tasks with a solution and tests so."""
     lease_s: float = Field(20.0, gt=0)
     """A rollout whose node has been silent for this long is retried."""
     max_attempts: int = Field(3, gt=0)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from harnessgym.errors import ConfigError, HarnessError
+from harnessgym.grading.integrity import refusal
 from harnessgym.process import identify
 from harnessgym.provisioning import make_harness
 from harnessgym.registry import Kind, load, look_in, names
@@ -271,6 +272,9 @@ def _check_tasks(config: RunConfig, notify: Notify) -> None:
         raise ConfigError(f"tasks.set: {fit.refusal}\nFix or remove them, or set tasks.unfit = true.")
     if fit.warning:
         notify(f"Tasks: {fit.warning}")
+    node = config.node
+    if weak := refusal([*training, *held_out], node.second_opinion, node.integrity):
+        raise ConfigError(f"node.integrity: {weak}")
 
 
 def _load(setting: str, kind: Kind, name: str) -> Any:

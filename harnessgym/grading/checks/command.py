@@ -11,7 +11,7 @@ without.
 import io
 import tarfile
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,7 @@ from harnessgym.errors import TaskError
 from harnessgym.grading.check import Check, CheckContext, CheckOutcome
 from harnessgym.grading.matching import is_number, parse_json
 from harnessgym.sandbox import Capability, ExecResult
+from harnessgym.task import Integrity
 
 _LAY = """set -e
 umask 077
@@ -41,6 +42,7 @@ _STARTED = b"harnessgym: the script starts\n"
 class CommandCheck(Check):
     """A shell script of the task's `tests/` folder, run with the workspace as its working directory."""
 
+    integrity: ClassVar[Integrity] = "in_process"
     kind: Literal["command"]
     script: str = "run.sh"
     result: Literal["exit", "json"] = "exit"

@@ -22,7 +22,7 @@ import json
 import secrets
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import anyio.to_thread
 from pydantic import Field
@@ -32,11 +32,13 @@ from harnessgym.grading import bytecode
 from harnessgym.grading.canaries import Canaries
 from harnessgym.grading.check import Check, CheckContext, CheckOutcome
 from harnessgym.grading.pytest_report import PytestReport, count
+from harnessgym.task import Integrity
 
 
 class PytestCheck(Check):
     """pytest files of the task, and the ids of all tests in them."""
 
+    integrity: ClassVar[Integrity] = "in_process"
     kind: Literal["pytest"]
     files: tuple[str, ...] = Field(min_length=1)
     """Files in the task's `tests/` folder."""

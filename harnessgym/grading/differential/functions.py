@@ -77,6 +77,37 @@ def differing(gold: Path, candidate: Path) -> Compared:
     return Compared(tuple(functions), left_out)
 
 
+def functions_of(folder: Path, file: str) -> tuple[Function, ...]:
+    """All functions of a Python file; none if it cannot be parsed."""
+    data = _read(folder / file)
+    module = None if data is None else _Module.read(data)
+    if module is None:
+        return ()
+    root, dotted = _imported_as(folder, file)
+    return tuple(
+        Function(file, root, dotted, name, _first_line(node), node) for name, node in module.functions.items()
+    )
+
+
+def changed(gold: Path, start: Path) -> frozenset[str]:
+    """The functions of the gold workspace that the solution changes, as `file::name`.
+
+    These are the functions that differ or are new, and those that use another name that does: a constant, a
+    class, an import.
+    """
+    names: set[str] = set()
+    for file in python_files(gold):
+        ours = _read(gold / file)
+        theirs = _read(start / file) if _lies_in(start, file) else None
+        if ours is None or ours == theirs or is_test(file):
+            continue
+        module = _Module.read(ours)
+        other = None if theirs is None else _Module.read(theirs)
+        if module is not None:
+            names |= {f"{file}::{name}" for name in module.changed_itself(other)}
+    return frozenset(names)
+
+
 def python_files(folder: Path) -> Iterator[str]:
     """Relative paths of regular Python files, outside hidden folders and installed packages."""
     for where, folders, names in os.walk(folder):
@@ -124,6 +155,15 @@ class _Module:
         public = {name for name in reached if not _private(name)}
         covered = set().union(*(_below(name, uses) for name in public)) if public else set()
         return public | {name for name in reached - public if name not in covered and name in different}
+
+    def changed_itself(self, other: "_Module | None") -> set[str]:
+        """The functions that differ or are new, and those that use a different name that is no function."""
+        if other is None:
+            return set(self.functions)
+        different = {name for name, text in self.bound.items() if other.bound.get(name) != text}
+        names = different - self.functions.keys()
+        uses = {name: _uses(node, name) for name, node in self.functions.items()}
+        return {name for name in self.functions if name in different or not uses[name].isdisjoint(names)}
 
 
 def _bind(tree: ast.AST, prefix: str, bound: dict[str, str], functions: dict[str, Definition]) -> None:

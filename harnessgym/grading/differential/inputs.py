@@ -106,7 +106,7 @@ def annotated(function: Function, draw: random.Random, count: int) -> list[Funct
 def mutated(seeds: Sequence[FunctionCall], draw: random.Random, count: int) -> list[FunctionCall]:
     """Generates up to `count` new calls: changes arguments, and mixes those of calls with equal shapes."""
     known = {call.key for call in seeds}
-    mutation = _Mutation(seeds, draw)
+    mutation = _CallMutation(seeds, draw)
     made: list[FunctionCall] = []
     for _ in range(_TRIES * count if seeds else 0):
         if len(made) == count:
@@ -118,36 +118,15 @@ def mutated(seeds: Sequence[FunctionCall], draw: random.Random, count: int) -> l
     return made
 
 
-class _Mutation:
+class Mutation:
     """Changes encoded values into others of the same type."""
 
-    def __init__(self, seeds: Sequence[FunctionCall], draw: random.Random) -> None:
-        self._seeds = seeds
+    def __init__(self, draw: random.Random, known: Iterable[Any]) -> None:
+        """`known` are encoded values; those in them are drawn too."""
         self._draw = draw
         self._pool: dict[type, list[Any]] = {}
-        for seed in seeds:
-            self._collect([seed.args, seed.kwargs, seed.new])
-
-    def of(self, call: FunctionCall) -> FunctionCall:
-        other = self._draw.choice(self._seeds)
-        args = list(call.args)
-        named = [list(pair) for pair in call.kwargs["$dict"]]
-        places = [*((args, at) for at in range(len(args))), *((pair, 1) for pair in named)]
-        for where, at in self._draw.sample(places, min(len(places), self._draw.choice((1, 1, 2)))):
-            same_shape = where is args and len(other.args) == len(args)
-            mixed = same_shape and self._draw.random() < 0.25
-            where[at] = other.args[at] if mixed else self.value(where[at])
-        new = call.new
-        if new is not None and (not places or self._draw.random() < 0.4):
-            new = other.new if self._draw.random() < 0.3 and other.new is not None else self._made(new)
-        return FunctionCall(args, {"$dict": named}, new)
-
-    def _made(self, new: Mapping[str, Any]) -> Mapping[str, Any]:
-        args = list(new["args"])
-        if args:
-            at = self._draw.randrange(len(args))
-            args[at] = self.value(args[at])
-        return {**new, "args": args}
+        for value in known:
+            self._collect(value)
 
     def value(self, value: Any) -> Any:  # noqa: PLR0911  # a table of types
         """Another value of the same type; the value itself if there is no mutation for the type."""
@@ -199,9 +178,15 @@ class _Mutation:
             value + value[at:],
             value.swapcase(),
             value + " ",
+            letter + value,
+            value + letter,
             value[at:] + value[:at],
             *known,
         ]
+        digits = [at for at, letter in enumerate(value) if letter.isdecimal()]
+        if digits:
+            at = self._draw.choice(digits)
+            ways += [f"{value[:at]}{self._draw.randrange(10)}{value[at + 1 :]}"] * 4
         return self._draw.choice(ways)
 
     def _list(self, items: list[Any]) -> list[Any]:
@@ -251,6 +236,36 @@ class _Mutation:
         """At most two of the values seen, so that they do not outnumber the mutations."""
         pool = self._pool.get(kind, [])
         return self._draw.sample(pool, min(2, len(pool)))
+
+
+class _CallMutation(Mutation):
+    """Changes calls into others with arguments of the same types."""
+
+    def __init__(self, seeds: Sequence[FunctionCall], draw: random.Random) -> None:
+        super().__init__(draw, ([seed.args, seed.kwargs, seed.new] for seed in seeds))
+        self._seeds = seeds
+
+    def of(self, call: FunctionCall) -> FunctionCall:
+        """Another call: one or two arguments are changed, or taken from a call with as many."""
+        other = self._draw.choice(self._seeds)
+        args = list(call.args)
+        named = [list(pair) for pair in call.kwargs["$dict"]]
+        places = [*((args, at) for at in range(len(args))), *((pair, 1) for pair in named)]
+        for where, at in self._draw.sample(places, min(len(places), self._draw.choice((1, 1, 2)))):
+            same_shape = where is args and len(other.args) == len(args)
+            mixed = same_shape and self._draw.random() < 0.25
+            where[at] = other.args[at] if mixed else self.value(where[at])
+        new = call.new
+        if new is not None and (not places or self._draw.random() < 0.4):
+            new = other.new if self._draw.random() < 0.3 and other.new is not None else self._made(new)
+        return FunctionCall(args, {"$dict": named}, new)
+
+    def _made(self, new: Mapping[str, Any]) -> Mapping[str, Any]:
+        args = list(new["args"])
+        if args:
+            at = self._draw.randrange(len(args))
+            args[at] = self.value(args[at])
+        return {**new, "args": args}
 
 
 def _literal(node: ast.Call, name: str) -> FunctionCall | None:

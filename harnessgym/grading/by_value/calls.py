@@ -1,0 +1,127 @@
+"""Fresh calls of the functions that a solution changes, as a test file that observes them.
+
+The recorder (`runners/tracing.py`) notes the arguments with which the task's tests call functions on the gold
+solution. New calls have arguments of the same types. They are written as Python, so that one program observes
+calls and variants of tests alike.
+"""
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harnessgym.grading.differential.functions import Function
+from harnessgym.grading.differential.inputs import FunctionCall, mutated
+from harnessgym.grading.differential.suite import Probe, program
+from harnessgym.grading.runners.encoding import decode
+
+_RECORDED = 16
+"""Most calls of one function that are recorded."""
+_PLANNED = 8
+"""Most of them in a plan."""
+_LONGEST = 600
+"""Longest call in a plan, in characters of its JSON."""
+_FRESH = 48
+"""Calls at a judgement, of all functions together."""
+_AT_ONCE = 8
+"""Calls that share a process."""
+_IMPORTS = """\
+import asyncio, datetime, importlib, inspect
+from decimal import Decimal
+from fractions import Fraction
+from math import inf, nan
+from pathlib import PosixPath, PurePosixPath
+
+
+def call(module, owners, name, new, args, kwargs):
+    holder = importlib.import_module(module)
+    for owner in owners:
+        holder = getattr(holder, owner)
+    if new is not None:
+        holder = holder(*new[0], **new[1])
+    result = getattr(holder, name)(*args, **kwargs)
+    return asyncio.run(result) if inspect.iscoroutine(result) else result
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """A recorded call of a function."""
+
+    module: str
+    function: str
+    """Name with its classes: `Stack.push`."""
+    args: Any
+    kwargs: Any
+    """Encoded arguments; see `harnessgym.grading.runners.encoding`."""
+    new: Any = None
+    """For a method: the arguments that its object was made with."""
+
+
+def recording_job(functions: Iterable[Function], job: Mapping[str, Any]) -> dict[str, Any]:
+    """A job for `runners/tracing.py` that records calls of these functions.
+
+    `job` has the test files, their order, and the folders to import from.
+    """
+    targets: dict[str, dict[str, str]] = {}
+    classes: dict[str, list[str]] = {}
+    for function in functions:
+        targets.setdefault(function.file, {})[str(function.line)] = function.name
+        owner = function.name.rpartition(".")[0]
+        if owner and owner not in classes.setdefault(function.file, []):
+            classes[function.file].append(owner)
+    encoding = program("encoding")
+    return {**job, "targets": targets, "classes": classes, "most": _RECORDED, "encoding": encoding, "own": []}
+
+
+def recorded_calls(run: Probe) -> dict[tuple[str, str], list[FunctionCall]]:
+    """The calls in a run of the recorder, by file and name of the function."""
+    calls: dict[tuple[str, str], list[FunctionCall]] = {}
+    for line in (line for line in run.lines if "call" in line):
+        call = line["call"]
+        made = FunctionCall(call["args"], call["kwargs"], call["new"], seen=True)
+        calls.setdefault((line["file"], line["function"]), []).append(made)
+    return calls
+
+
+def planned(
+    functions: Iterable[Function], recorded: Mapping[tuple[str, str], Sequence[FunctionCall]]
+) -> tuple[PlannedCall, ...]:
+    """The calls of these functions that a plan keeps."""
+    kept = []
+    for function in functions:
+        short = [
+            call for call in recorded.get((function.file, function.name), ()) if len(call.key) <= _LONGEST
+        ]
+        kept += [
+            PlannedCall(function.module, function.name, call.args, call.kwargs, call.new)
+            for call in short[:_PLANNED]
+        ]
+    return tuple(kept)
+
+
+def fresh_calls(calls: Sequence[PlannedCall], draw: random.Random) -> str:
+    """A test file that makes new calls of the same functions. Empty if there are none."""
+    seeds: dict[tuple[str, str], list[FunctionCall]] = {}
+    for call in calls:
+        seeds.setdefault((call.module, call.function), []).append(
+            FunctionCall(call.args, call.kwargs, call.new)
+        )
+    made = []
+    for (module, function), of_function in seeds.items():
+        new_calls = mutated(of_function, draw, -(-_FRESH // len(seeds)))
+        made += [_statement(module, function, call) for call in new_calls]
+    lines = [_IMPORTS] if made else []
+    for start in range(0, len(made), _AT_ONCE):
+        lines += [f"\n\ndef test_{start}():", *made[start : start + _AT_ONCE]]
+    return "\n".join(lines)
+
+
+def _statement(module: str, function: str, call: FunctionCall) -> str:
+    *owners, name = function.split(".")
+    new = None if call.new is None else (decode(call.new["args"]), decode(call.new["kwargs"]))
+    given = f"{decode(call.args)!r}, {decode(call.kwargs)!r}"
+    return (
+        "    with __observing__:\n"
+        f"        __observe__(call({module!r}, {owners!r}, {name!r}, {new!r}, {given}))"
+    )

@@ -1,0 +1,300 @@
+"""Judges a workspace by value: the same fresh inputs for gold and for the candidate, each in its own sandbox.
+
+The inputs are drawn from a seed that is new at every judgement, so what the candidate can know beforehand,
+the visible tests included, does not answer them. All comparing happens on this machine, on values that it
+decoded itself. Where the candidate differs, gold runs again: what it does not do twice alike is not compared.
+
+What the candidate causes counts against it. A difference gives no reward. Lines that the runner cannot have
+written, a run that ends early, and a run that hangs where gold does not are tampering. What a task causes is
+its own: a task whose inputs cannot be varied has a plan that says why, and is never judged here.
+"""
+
+import asyncio
+import hashlib
+import random
+import secrets
+import shutil
+import tempfile
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio.to_thread
+
+from harnessgym.errors import TaskError
+from harnessgym.grading.by_value.calls import planned
+from harnessgym.grading.by_value.observation import (
+    ObservedRun,
+    TestObservation,
+    ValueDifference,
+    differences,
+    stable,
+)
+from harnessgym.grading.by_value.plan import (
+    JudgementPlan,
+    TestFiles,
+    files_of,
+    observe,
+    observe_gold,
+    planned_tests,
+    prepared,
+    record_calls,
+    source_of,
+    variant_job,
+)
+from harnessgym.grading.by_value.variants import TestSource
+from harnessgym.grading.differential.functions import changed, differing
+from harnessgym.grading.upload import holding
+from harnessgym.grading.verifier import Opener
+from harnessgym.sandbox import Sandbox
+from harnessgym.task import Grade, Task
+from harnessgym.task_setup.workspace_setup import furnish, solve
+
+T = TypeVar("T")
+KEY = "by_value"
+"""Key of the plan in a task's metadata, and of the judgement in a grade's evidence."""
+_KEPT = 32
+"""Tasks whose gold solution is kept on this machine."""
+_SHOWN = 5
+_MAX_BYTES = 1 << 30
+_MAX_FILES = 100_000
+
+
+def is_judged_by_value(task: Task) -> bool:
+    """Whether a task asks to be judged by value."""
+    return KEY in task.metadata
+
+
+@dataclass(frozen=True, slots=True)
+class ValueJudgement:
+    """How the candidate's values compare with gold's."""
+
+    agrees: bool
+    seed: int
+    """Seed of the inputs. The same seed gives the same inputs."""
+    tests: int
+    """Tests that were compared, each with inputs of its own."""
+    assertions: int
+    """Assertions whose values were compared."""
+    differs: tuple[ValueDifference, ...] = ()
+    tampered: str = ""
+    """What the candidate did that no honest run does; empty if nothing."""
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "agrees": self.agrees,
+            "seed": self.seed,
+            "tests": self.tests,
+            "assertions": self.assertions,
+            "differences": len(self.differs),
+            "differs": [difference.to_dict() for difference in self.differs[:_SHOWN]],
+            "seconds": round(self.seconds, 3),
+        }
+
+    def applied(self, grade: Grade) -> Grade:
+        """The grade after this judgement: what does not agree gets no reward."""
+        evidence = {**grade.evidence, KEY: self.to_dict()}
+        if self.tampered:
+            return replace(grade, rewards={"reward": 0.0}, tampered=self.tampered, evidence=evidence)
+        rewards = grade.rewards if self.agrees else {**grade.rewards, "reward": 0.0}
+        return replace(grade, rewards=rewards, evidence=evidence)
+
+
+class GoldReference:
+    """The gold solution of a task on this machine, and the plan to judge by it."""
+
+    def __init__(self, folder: Path, files: TestFiles, plan: JudgementPlan) -> None:
+        """`folder` is removed with this object, at the latest when this process ends."""
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.workspace = folder / "gold"
+        """The workspace as the gold solution leaves it."""
+        self.files = files
+        self.plan = plan
+
+    @cached_property
+    def sources(self) -> Mapping[str, TestSource]:
+        """The planned test files that are Python."""
+        return sources_of(self.files, self.plan)
+
+
+class ByValueJudge:
+    """Judges by value. Keeps what it knows of the last tasks."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        """`root` is the folder for gold solutions; by default that for temporary files."""
+        self._root = root
+        self._known: OrderedDict[str, GoldReference] = OrderedDict()
+        self._making: dict[str, asyncio.Lock] = {}
+
+    async def judge(
+        self, task: Task, open_sandbox: Opener, fresh: Opener, *, seed: int | None = None
+    ) -> ValueJudgement:
+        """Judges the workspace in the sandboxes of `open_sandbox`.
+
+        `fresh` opens empty sandboxes of the same image. The seed is drawn if it is not given.
+        Raises SandboxError when a sandbox failed, TaskError when the task cannot be judged by value.
+        """
+        began = time.monotonic()
+        reference = await self.reference(task, fresh)
+        if reference.plan.why:
+            raise TaskError(f"Task {task.id!r} cannot be judged by value: {reference.plan.why}")
+        drawn = secrets.randbits(48) if seed is None else seed
+        draw = random.Random(f"{task.id} {drawn}")
+        job = await anyio.to_thread.run_sync(
+            partial(variant_job, reference.files, reference.sources, reference.plan, draw)
+        )
+        gold_run = partial(_gold_run, task, holding(reference.workspace, fresh), job)
+        gold, candidate = await _both(gold_run(), observe(open_sandbox, job, is_gold=False))
+        expected: Mapping[str, TestObservation] = gold.tests
+        differs = await anyio.to_thread.run_sync(_differences, expected, candidate)
+        if differs:
+            # What gold does not do twice alike says nothing about the candidate.
+            expected = await anyio.to_thread.run_sync(stable, gold, await gold_run())
+            differs = await anyio.to_thread.run_sync(_differences, expected, candidate)
+        tampered = _tampered(candidate)
+        return ValueJudgement(
+            agrees=not differs and not tampered,
+            seed=drawn,
+            tests=len(expected),
+            assertions=sum(len(each.groups) for each in expected.values()),
+            differs=differs,
+            tampered=tampered,
+            seconds=time.monotonic() - began,
+        )
+
+    async def reference(self, task: Task, fresh: Opener) -> GoldReference:
+        """The gold solution and the plan of a task. Made once, however many ask at one time.
+
+        Raises SandboxError when a sandbox failed, TaskError when there is no solution or it cannot be run.
+        """
+        key = _digest(task)
+        if key not in self._known:
+            async with self._making.setdefault(key, asyncio.Lock()):
+                if key not in self._known:
+                    self._known[key] = await self._made(task, fresh)
+            self._making.pop(key, None)
+        self._known.move_to_end(key)
+        reference = self._known[key]
+        while len(self._known) > _KEPT:
+            self._known.popitem(last=False)
+        return reference
+
+    async def _made(self, task: Task, fresh: Opener) -> GoldReference:
+        if task.solution is None or task.steps:
+            lacks = "has several steps" if task.steps else "has no solution"
+            raise TaskError(f"Task {task.id!r} {lacks}, so it cannot be judged by value.")
+        made = partial(tempfile.mkdtemp, prefix="harnessgym-gold-", dir=self._root)
+        folder = Path(await anyio.to_thread.run_sync(made))
+        try:
+            await _leave(task, fresh, folder / "gold", solved=True)
+            files = await anyio.to_thread.run_sync(files_of, task, folder / "gold")
+            shipped = task.metadata.get(KEY)
+            if isinstance(shipped, Mapping) and "tests" in shipped:
+                plan = JudgementPlan.from_dict(shipped)
+            else:
+                plan = await _plan(task, files, folder, fresh)
+            return GoldReference(folder, files, plan)
+        except BaseException:
+            await anyio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
+            raise
+
+
+async def _plan(task: Task, files: TestFiles, place: Path, fresh: Opener) -> JudgementPlan:
+    await _leave(task, fresh, place / "start", solved=False)
+    functions = await anyio.to_thread.run_sync(changed, place / "gold", place / "start")
+    if not functions:
+        return JudgementPlan(why="The solution changes no Python function.")
+    if not files.collected:
+        return JudgementPlan(why="It has no tests whose inputs could be varied.")
+    await anyio.to_thread.run_sync(_prepare, place)
+    opened = (holding(place / "gold", fresh), holding(place / "prepared", fresh))
+    observed = await observe_gold(files, *opened)
+    tests = await planned_tests(files, functions, observed, holding(place / "start", fresh))
+    if not any(test.telling for test in tests):
+        return JudgementPlan(why="No value that its tests observe differs without the solution.")
+    differ = await anyio.to_thread.run_sync(differing, place / "gold", place / "start")
+    calls = await record_calls(files, differ.functions, opened[0])
+    return JudgementPlan(tests, planned(differ.functions, calls))
+
+
+def _prepare(place: Path) -> None:
+    shutil.copytree(place / "gold", place / "prepared", symlinks=True)
+    for file, text in prepared(place / "gold").items():
+        (place / "prepared" / file).write_text(text, encoding="utf-8", errors="surrogateescape")
+
+
+async def _leave(task: Task, fresh: Opener, folder: Path, *, solved: bool) -> None:
+    """Exports the task's workspace, with or without the solution, to a folder of this machine."""
+    async with fresh() as sandbox:
+        await furnish(task, sandbox)
+        if solved:
+            await solve(task, sandbox)
+        await _exported(sandbox, folder)
+
+
+async def _exported(sandbox: Sandbox, folder: Path) -> None:
+    await sandbox.kill_all()
+    await sandbox.export(folder, max_bytes=_MAX_BYTES, max_files=_MAX_FILES)
+
+
+async def differences_at(
+    draw: random.Random, files: TestFiles, plan: JudgementPlan, open_gold: Opener, open_candidate: Opener
+) -> tuple[ValueDifference, ...]:
+    """How a candidate differs from gold on the inputs of one draw. Raises SandboxError."""
+    sources = sources_of(files, plan)
+    job = await anyio.to_thread.run_sync(variant_job, files, sources, plan, draw)
+    gold, candidate = await _both(
+        observe(open_gold, job, is_gold=True), observe(open_candidate, job, is_gold=False)
+    )
+    expected = stable(gold, await observe(open_gold, job, is_gold=True))
+    return _differences(expected, candidate)
+
+
+def sources_of(files: TestFiles, plan: JudgementPlan) -> dict[str, TestSource]:
+    """The planned test files that are Python."""
+    sources = {test.file: source_of(test.file, files.texts[test.file]) for test in plan.tests}
+    return {file: source for file, source in sources.items() if source is not None}
+
+
+async def _gold_run(task: Task, open_gold: Opener, job: Mapping[str, Any]) -> ObservedRun:
+    run = await observe(open_gold, job, is_gold=True)
+    if run.forged or not run.ended:
+        raise TaskError(
+            f"Task {task.id!r}: the values of the solution are not known: {run.forged or 'no end'}."
+        )
+    return run
+
+
+async def _both(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, T]) -> tuple[T, T]:
+    """Awaits two coroutines at one time. Raises the first error, after both have ended."""
+    done = await asyncio.gather(first, second, return_exceptions=True)
+    for each in done:
+        if isinstance(each, BaseException):
+            raise each
+    return done[0], done[1]  # type: ignore[return-value]
+
+
+def _differences(
+    expected: Mapping[str, TestObservation], candidate: ObservedRun
+) -> tuple[ValueDifference, ...]:
+    return tuple(differences(expected, candidate.tests))
+
+
+def _tampered(run: ObservedRun) -> str:
+    if run.forged:
+        return f"The answers to fresh inputs hold {run.forged}."
+    if run.hung:
+        return "The run of fresh inputs does not end, and that of the gold solution does."
+    return "" if run.ended else "The run of fresh inputs ends early, and that of the gold solution does not."
+
+
+def _digest(task: Task) -> str:
+    fields: Sequence[object] = (replace(task, needs=frozenset()), sorted(task.needs))
+    return hashlib.sha256(repr(fields).encode(errors="surrogatepass")).hexdigest()

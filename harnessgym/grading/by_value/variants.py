@@ -1,0 +1,318 @@
+"""Variants of a test: its source with other inputs, in which assertions report values and check nothing.
+
+A variant calls what the test calls. Every operand of an assertion is passed to `__observe__`, which reports
+it and returns it (`harnessgym.grading.runners.observing`), and the result of the assertion is one more value.
+An error in an assertion is reported too, and the variant goes on. So a variant ends whatever the values are,
+and two versions of a package can be compared by them.
+
+The literals are drawn anew for each variant: inputs and expected values alike. What a variant expects is
+therefore of no use to the code under test. The right values are those that the gold solution gives for the
+same variant, elsewhere. Equal seeds give equal variants.
+"""
+
+import ast
+import random
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from harnessgym.grading.differential.inputs import Mutation
+
+_OBSERVE = "__observe__"
+"""Name, among the builtins, of the function that reports a value and returns it."""
+_OBSERVING = "__observing__"
+"""Name, among the builtins, of the context of one assertion."""
+_RATES = (0.15, 0.3, 0.6, 0.9)
+"""Shares of a test's literals that are replaced. Few keep the test's sense; many leave less to look up."""
+_ROWS = 8
+"""Most rows of a table of inputs in a variant."""
+_NAMES = frozenset({"match", "ids", "id", "reason", "encoding", "scope", "argnames", "indirect"})
+"""Keyword arguments whose strings are no inputs."""
+_BY_NAME = frozenset({"getattr", "setattr", "hasattr", "delattr", "parametrize", "mark", "skipif", "skip",
+                      "xfail", "importorskip", "import_module", "usefixtures", "getfixturevalue",
+                      "fixture"})  # fmt: skip
+"""Functions whose string arguments are names. Of `parametrize` only the first argument is one."""
+_EQUAL = frozenset({"assertEqual", "assertEquals", "assertListEqual", "assertDictEqual", "assertTupleEqual",
+                    "assertSetEqual", "assertSequenceEqual", "assertMultiLineEqual",
+                    "assertCountEqual"})  # fmt: skip
+_OPERATORS: dict[str, type[ast.cmpop]] = {
+    **dict.fromkeys(_EQUAL, ast.Eq),
+    "assertNotEqual": ast.NotEq,
+    "assertIn": ast.In,
+    "assertNotIn": ast.NotIn,
+    "assertIs": ast.Is,
+    "assertIsNot": ast.IsNot,
+    "assertGreater": ast.Gt,
+    "assertLess": ast.Lt,
+    "assertGreaterEqual": ast.GtE,
+    "assertLessEqual": ast.LtE,
+}
+"""Assertions of `unittest` with two operands, and the operator between them."""
+_RAISING = frozenset({"raises", "warns", "assertRaises", "assertRaisesRegex", "assertWarns",
+                      "assertWarnsRegex", "assertLogs"})  # fmt: skip
+"""Functions whose block, or whose callable, must raise or warn."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class TestSource:
+    """One test file, from which variants are drawn."""
+
+    __test__ = False
+
+    def __init__(self, file: str, text: str) -> None:
+        """Raises SyntaxError or ValueError if the text is no Python."""
+        self.file = file
+        self._text = text
+        tree = ast.parse(text)
+        self._literals = [
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and type(node.value) in (int, float, str)
+        ]
+        self._alone: dict[str, str] = {}
+        """Name of a test function to the file with that test only."""
+
+    def original(self) -> str:
+        """All tests with their own inputs, as observed source."""
+        return _observable(ast.parse(self._text))
+
+    def variant(self, function: str, draw: random.Random, forms: Collection[str] = ()) -> str:
+        """One test, such as `test_x` or `Class::test_x`, with inputs drawn anew, as observed source.
+
+        `forms` are ids of parameters, such as `1-2`: tables of inputs keep more of their rows.
+        """
+        name = function.rpartition("::")[2]
+        if name not in self._alone:
+            tree = ast.parse(self._text)
+            _keep(tree, frozenset([name]))
+            self._alone[name] = ast.unparse(tree)
+        tree = ast.parse(self._alone[name])
+        _Redraw(draw, draw.choice(_RATES), self._literals, frozenset(forms)).visit(tree)
+        return _observable(tree)
+
+
+def _observable(tree: ast.Module) -> str:
+    """The source of a tree, in which assertions report values."""
+    _Observe().visit(tree)
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def _keep(tree: ast.Module | ast.ClassDef, names: frozenset[str]) -> None:
+    """Removes all test functions but those with these names. A class may inherit them from another."""
+    kept: list[ast.stmt] = []
+    for node in tree.body:
+        if isinstance(node, Function) and node.name.startswith("test") and node.name not in names:
+            continue
+        if isinstance(node, ast.ClassDef):
+            _keep(node, names)
+        kept.append(node)
+    tree.body = kept or [ast.Pass()]
+
+
+class _Observe(ast.NodeTransformer):
+    """Replaces assertions by observations of their operands and their result."""
+
+    def __init__(self) -> None:
+        self._inside = False
+        """Whether the statement is in a function."""
+
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        return _group(ast.Expr(_observed(self._operands(node.test))))
+
+    def visit_With(self, node: ast.With) -> ast.stmt:
+        """A block that must raise is an assertion too."""
+        self.generic_visit(node)
+        match node.items[0].context_expr:
+            case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in _RAISING:
+                return _group(node)
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        match node.value:
+            case ast.Call(func=ast.Attribute(attr=name), args=args) if (
+                name.startswith("assert") and name not in _RAISING and args
+            ):
+                return _group(ast.Expr(_observed(self._unittest(name, args))))
+            case ast.Call() if self._inside:
+                # A helper may hold assertions, and one error must not end all.
+                return _group(node)
+        return self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        inside, self._inside = self._inside, True
+        self.generic_visit(node)
+        self._inside = inside
+        return node
+
+    def _unittest(self, name: str, args: Sequence[ast.expr]) -> ast.expr:
+        if name in _OPERATORS and len(args) >= 2:
+            # Membership does not change the container, and reading a cache as a whole may.
+            contained = name in ("assertIn", "assertNotIn")
+            right = args[1] if contained else self._operand(args[1])
+            return ast.Compare(self._operand(args[0]), [_OPERATORS[name]()], [right])
+        return ast.Tuple([self._operand(each) for each in args[:2]], ast.Load())
+
+    def _operands(self, test: ast.expr) -> ast.expr:
+        match test:
+            case ast.Compare(left=left, ops=ops, comparators=comparators):
+                contained = [isinstance(operator, ast.In | ast.NotIn) for operator in ops]
+                rights = [
+                    each if inside else self._operand(each)
+                    for each, inside in zip(comparators, contained, strict=True)
+                ]
+                return ast.Compare(self._operand(left), ops, rights)
+            case ast.BoolOp(op=op, values=values):
+                return ast.BoolOp(op, [_observed(self._operands(value)) for value in values])
+            case ast.UnaryOp(op=ast.Not() as op, operand=operand):
+                return ast.UnaryOp(op, _observed(self._operands(operand)))
+            case ast.Call(func=func, args=args, keywords=keywords):
+                rest = [each if isinstance(each, ast.Starred) else self._operand(each) for each in args]
+                return ast.Call(func, rest, keywords)
+            case _:
+                return test
+
+    def _operand(self, node: ast.expr) -> ast.expr:
+        """The operand, observed unless nothing of the package can be in it."""
+        if isinstance(node, ast.Constant | ast.Starred | ast.Lambda | ast.GeneratorExp):
+            return node
+        return _observed(node)
+
+
+def _group(statement: ast.stmt) -> ast.stmt:
+    """The statement as one group of values, after whose errors the test goes on."""
+    return ast.With([ast.withitem(ast.Name(_OBSERVING, ast.Load()))], [statement])
+
+
+def _observed(node: ast.expr) -> ast.expr:
+    return ast.Call(ast.Name(_OBSERVE, ast.Load()), [node], [])
+
+
+class _Redraw(ast.NodeTransformer):
+    """Replaces a share of the literals by others of their type, and changes some lists, sets and dicts."""
+
+    def __init__(self, draw: random.Random, rate: float, known: Sequence[Any], forms: frozenset[str]) -> None:
+        self._draw = draw
+        self._rate = rate
+        self._forms = forms
+        self._mutation = Mutation(draw, known)
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        if node.value is None or node.value is ... or self._draw.random() >= self._rate:
+            return node
+        return _literal(self._value(node.value))
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        return node if isinstance(node.value, ast.Constant) else self.generic_visit(node)  # a docstring
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        # The texts between the braces must stay plain constants, and format specifiers valid.
+        for value in node.values:
+            if isinstance(value, ast.FormattedValue):
+                value.value = self.visit(value.value)
+        return node
+
+    def visit_List(self, node: ast.List) -> ast.AST:
+        if _is_table(node):
+            return self._rows(node)
+        self.generic_visit(node)
+        node.elts = self._items(node.elts)
+        return node
+
+    def visit_Tuple(self, node: ast.Tuple) -> ast.AST:
+        return self._rows(node) if _is_table(node) else self.generic_visit(node)
+
+    def visit_Set(self, node: ast.Set) -> ast.AST:
+        self.generic_visit(node)
+        node.elts = self._items(node.elts)
+        return node
+
+    def visit_Dict(self, node: ast.Dict) -> ast.AST:
+        self.generic_visit(node)
+        pairs = self._items(list(zip(node.keys, node.values, strict=True)))
+        node.keys = [key for key, _ in pairs]
+        node.values = [value for _, value in pairs]
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        match node.func:
+            case ast.Name(id=name) | ast.Attribute(attr=name):
+                pass
+            case _:
+                name = ""
+        if name not in _BY_NAME:
+            node.func = self.visit(node.func)
+            node.args = [self.visit(each) for each in node.args]
+        elif name == "parametrize":
+            node.args = [*node.args[:1], *(self._rows(each) for each in node.args[1:])]
+        for keyword in node.keywords:
+            if keyword.arg == "argvalues":
+                keyword.value = self._rows(keyword.value)
+            elif keyword.arg not in _NAMES and name not in _BY_NAME:
+                keyword.value = self.visit(keyword.value)
+        return node
+
+    def _rows(self, rows: ast.expr) -> ast.expr:
+        """The rows of a table: a sample, each with other literals but as many columns."""
+        if isinstance(rows, ast.List | ast.Tuple):
+            shuffled = self._draw.sample(rows.elts, len(rows.elts))
+            wanted = [row for row in shuffled if _form(row) in self._forms][: _ROWS // 2]
+            rest = [row for row in shuffled if row not in wanted]
+            rows.elts = [self._columns(row) for row in (*wanted, *rest)[:_ROWS]]
+        else:
+            self.generic_visit(rows)
+        return rows
+
+    def _columns(self, row: ast.expr) -> ast.expr:
+        if isinstance(row, ast.List | ast.Tuple):
+            row.elts = [self.visit(each) for each in row.elts]
+            return row
+        changed: ast.expr = self.visit(row)
+        return changed
+
+    def _items(self, items: list[Any]) -> list[Any]:
+        if not items or self._draw.random() >= self._rate / 2:
+            return items
+        at = self._draw.randrange(len(items))
+        other = self._draw.randrange(len(items))
+        ways = (
+            [*items[:at], *items[at + 1 :]],
+            [*items[:at], items[other], *items[at:]],
+            items[::-1],
+            self._draw.sample(items, len(items)),
+        )
+        return self._draw.choice(ways)
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, bytes):
+            return str(self._mutation.value(value.decode("latin-1"))).encode("latin-1", "replace")
+        if isinstance(value, complex):
+            return complex(self._mutation.value(value.real), self._mutation.value(value.imag))
+        return self._mutation.value(value)
+
+
+def _is_table(node: ast.List | ast.Tuple) -> bool:
+    """Whether a list is a table of inputs: many rows with as many columns."""
+    widths = {len(row.elts) if isinstance(row, ast.List | ast.Tuple) else 0 for row in node.elts}
+    return len(node.elts) > _ROWS and len(widths) == 1 and widths != {0}
+
+
+def _form(row: ast.expr) -> str:
+    """The id that pytest gives a row of parameters, as far as they are literals."""
+    columns = row.elts if isinstance(row, ast.List | ast.Tuple) else [row]
+    return "-".join(str(_constant(column)) for column in columns)
+
+
+def _constant(node: ast.expr) -> object:
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+    return "?"
+
+
+def _literal(value: Any) -> ast.expr:
+    """An expression of a value. Negative numbers are no constants in the syntax."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and value < 0:
+        return ast.UnaryOp(ast.USub(), ast.Constant(-value))
+    return ast.Constant(value)

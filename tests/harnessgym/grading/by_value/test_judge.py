@@ -1,0 +1,249 @@
+"""Judging by value: what behaves as gold does keeps its reward, and nothing that judged code does forges one."""
+
+import asyncio
+import gc
+import os
+
+import pytest
+
+from harnessgym.errors import TaskError
+from harnessgym.grading.by_value import plan as plans
+from harnessgym.grading.by_value.judge import KEY, ByValueJudge
+from harnessgym.provisioning import equipment_of
+from harnessgym.task import Solution
+
+pytestmark = [pytest.mark.anyio, pytest.mark.bubblewrap]
+EQUIVALENT = """\
+import statistics
+
+
+class Stack:
+    def __init__(self, values=()):
+        self.values = [*values]
+
+    def push(self, value):
+        self.values += [value]
+
+    def pop(self):
+        *self.values, last = self.values
+        return last
+
+
+def median(values):
+    if len(values) == 0:
+        raise ValueError
+    return float(statistics.median(values))
+"""
+EMPTIED = """
+try:
+    import _pytest.python
+    _pytest.python.Function.runtest = lambda self: None
+except ImportError:
+    pass
+"""
+TABLE = """
+_median = median
+def median(values):
+    return {(4, 1, 3, 2): 2.5, (4, 8): 6, (5, 1, 3): 3}.get(tuple(values)) or _median(values)
+
+class Stack(Stack):
+    def pop(self):
+        return self.values.pop() if self.values in ([7, 3, 4], [7, 3]) else self.values.pop(0)
+"""
+EXPECTING = """
+import builtins, sys
+def expected():
+    frame = sys._getframe()
+    while frame is not None and not frame.f_code.co_name.startswith("test_"):
+        frame = frame.f_back
+    return [value for value in frame.f_code.co_consts if type(value) in (int, float)]
+
+def median(values):
+    return expected()[0]
+
+class Stack(Stack):
+    def pop(self):
+        return expected()[0]
+"""
+EQUAL = """
+class Any(float):
+    def __eq__(self, other):
+        return True
+    __hash__ = float.__hash__
+
+_median = median
+def median(values):
+    return Any(_median(values))
+
+class Stack(Stack):
+    def pop(self):
+        return Any(super().pop())
+"""
+ANSWERS = """
+import builtins
+if hasattr(builtins, "__observe__"):
+    observer = builtins.__observing__
+    type(observer).observe = lambda self, value: value
+    builtins.__observe__ = lambda value: (observer.groups and observer.groups[-1].append(True), value)[1]
+"""
+JAMS = {
+    "garbage": """
+import builtins, os
+if hasattr(builtins, "__observe__"):
+    for descriptor in range(3, 12):
+        try:
+            os.write(descriptor, b"no answer\\n")
+        except OSError:
+            pass
+""",
+    "early exit": """
+import builtins, os
+if hasattr(builtins, "__observe__"):
+    os._exit(0)
+""",
+    "answers twice": """
+import builtins, gc
+if hasattr(builtins, "__observe__"):
+    for thing in gc.get_objects():
+        if type(thing).__name__ == "ForkingReporter":
+            say = thing._say
+            thing._say = lambda **answer: (say(**answer), say(**answer))
+""",
+    "exits at the end": """
+import atexit, builtins, os
+if hasattr(builtins, "__observe__"):
+    import pytest
+    pytest.main = lambda *args, **kwargs: os._exit(0)
+    import _pytest.main
+    _pytest.main.Session.perform_collect = lambda self, *args, **kwargs: os._exit(0)
+    _pytest.main.pytest_runtestloop = lambda session: os._exit(0)
+    import _pytest.config
+    for thing in __import__("gc").get_objects():
+        if type(thing).__name__ == "ForkingReporter":
+            thing._say = lambda **answer: os._exit(0)
+""",
+}
+NO_END = """
+import builtins, time
+if hasattr(builtins, "__observe__"):
+    time.sleep(1_000)
+"""
+
+
+async def test_gold_agrees_with_itself(make_task, judged):
+    task = make_task()
+    judgement = await judged(task, task.solution.files)
+    assert judgement.agrees
+    assert judgement.tests >= plans._VARIANTS
+    assert judgement.assertions >= plans._VARIANTS
+    assert judgement.differs == ()
+
+
+async def test_another_right_solution_agrees(make_task, judged):
+    for seed in range(3):
+        judgement = await judged(make_task(), {"stats.py": EQUIVALENT}, seed)
+        assert judgement.agrees, judgement.differs
+
+
+async def test_doing_nothing_differs_whatever_the_seed(make_task, judged):
+    for seed in range(3):
+        judgement = await judged(make_task(), {}, seed)
+        assert not judgement.agrees
+        assert len(judgement.differs) >= 3
+        assert not judgement.tampered
+
+
+async def test_the_inputs_are_new_each_time_and_the_same_for_a_seed(make_task, judged):
+    task = make_task()
+    seeds = {(await judged(task, task.solution.files)).seed for _ in range(2)}
+    assert len(seeds) == 2
+    first, second = [await judged(task, {}, 5) for _ in range(2)]
+    assert first.differs == second.differs
+
+
+@pytest.mark.parametrize("cheat", [EMPTIED, TABLE, EXPECTING, EQUAL, ANSWERS], ids=range(5))
+async def test_no_trick_gives_the_values_of_gold(make_task, judged, cheat):
+    """Empty tests, tables of what tests show, constants of the tests' frames, values equal to all, one answer."""
+    judgement = await judged(make_task(), {"stats.py": make_task().files["stats.py"] + cheat}, 1)
+    assert not judgement.agrees
+
+
+@pytest.mark.parametrize("jam", JAMS.values(), ids=JAMS)
+async def test_a_candidate_that_jams_the_answers_has_tampered(make_task, judged, jam):
+    """Even if it would solve the task."""
+    judgement = await judged(make_task(), {"stats.py": make_task().solution.files["stats.py"] + jam})
+    assert not judgement.agrees
+    assert judgement.tampered
+
+
+async def test_a_candidate_that_does_not_end_has_tampered(make_task, judged, monkeypatch):
+    monkeypatch.setattr(plans, "RUN_S", 8.0)
+    judgement = await judged(make_task(), {"stats.py": make_task().solution.files["stats.py"] + NO_END})
+    assert "does not end" in judgement.tampered
+
+
+async def test_the_grade_keeps_a_reward_only_if_the_values_agree(make_task, graded):
+    """On the way of every rollout: a forged report passes pytest and gets nothing."""
+    task = make_task()
+    right = await graded(task, task.solution.files)
+    assert (right.rewards["reward"], right.tampered) == (1.0, None)
+    assert right.evidence[KEY]["agrees"] is True
+    assert right.evidence["integrity"] == right.integrity == "by_value"
+    forged = {"stats.py": task.files["stats.py"] + TABLE}
+    plain = await graded(make_task(by_value=False), forged)
+    assert (plain.rewards["reward"], plain.integrity) == (1.0, "in_process")
+    caught = await graded(task, forged)
+    assert caught.rewards["reward"] == 0.0
+    assert caught.evidence[KEY]["differs"]
+    nothing = await graded(task, {})
+    assert nothing.rewards["reward"] == 0.0
+    assert KEY not in nothing.evidence
+
+
+async def test_a_run_can_require_it_of_any_task_with_a_solution(make_task, graded):
+    task = make_task(by_value=False)
+    forged = {"stats.py": task.files["stats.py"] + TABLE}
+    assert (await graded(task, forged, required=True)).rewards["reward"] == 0.0
+    jammed = {"stats.py": task.solution.files["stats.py"] + JAMS["early exit"]}
+    grade = await graded(task, jammed, required=True)
+    assert (grade.rewards["reward"], bool(grade.tampered)) == (0.0, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"solution": None}, "no solution"),
+        ({"solution": Solution({"notes.txt": "a"})}, "no Python function"),
+        (
+            {"test": "def test_even():\n    assert True\n", "ids": ("test_even",)},
+            "differs without the solution",
+        ),
+    ],
+)
+async def test_a_task_that_no_value_tells_is_never_a_zero(make_task, judged, fields, why):
+    """That is the task's fault: an error that says why, whatever the candidate does."""
+    with pytest.raises(TaskError, match=why):
+        await judged(make_task(**fields), {"stats.py": EQUIVALENT})
+
+
+async def test_gold_is_made_once_and_removed_with_the_judge(make_task, bubblewrap, tmp_path):
+    task = make_task()
+    opened = 0
+
+    def fresh():
+        nonlocal opened
+        opened += 1
+        return bubblewrap.open(task.limits, equipment_of(task, grades=True))
+
+    judge = ByValueJudge(tmp_path)
+    assert (
+        len({id(each) for each in await asyncio.gather(*[judge.reference(task, fresh) for _ in "ab"])}) == 1
+    )
+    made = opened
+    await judge.reference(make_task(), fresh)
+    assert opened == made
+    assert len(os.listdir(tmp_path)) == 1
+    del judge
+    await asyncio.sleep(0.01)  # the loop lets go of the results
+    gc.collect()
+    assert os.listdir(tmp_path) == []
