@@ -17,9 +17,10 @@ import anyio.to_thread
 from harnessgym.errors import HarnessError, HarnessGymError, ProxyError, StoreError, TaskError
 from harnessgym.faults.plan import FaultPlan, record
 from harnessgym.faults.shims import ShimmedSandbox
+from harnessgym.grading.artifacts import CollectedArtifacts, collected_artifacts
 from harnessgym.grading.differential.differential_test import opinion_on
 from harnessgym.grading.differential.suite import with_opinion
-from harnessgym.grading.grade import CollectedArtifacts, collected_artifacts, verdict
+from harnessgym.grading.grade import verdict
 from harnessgym.grading.integrity import no_opinion, refusal_of
 from harnessgym.harness import Endpoint, Harness, Launch, start
 from harnessgym.outcome.engine_silence import blamed

@@ -65,9 +65,10 @@ async def _asked(task: "Task", folder: Path, sandbox: str) -> "tuple[Grade, Opin
     import tempfile
 
     from harnessgym.cli.tasks.check import backend
+    from harnessgym.grading.artifacts import collected_artifacts
     from harnessgym.grading.cheats.scripted_agent import ScriptedAgent
     from harnessgym.grading.differential.differential_test import opinion_on
-    from harnessgym.grading.grade import collected_artifacts, verdict
+    from harnessgym.grading.grade import verdict
     from harnessgym.grading.upload import lay
     from harnessgym.sandbox import needs, require
 

@@ -11,6 +11,7 @@ its own: a task whose inputs cannot be varied has a plan that says why, and is n
 
 import asyncio
 import hashlib
+import os
 import random
 import secrets
 import shutil
@@ -27,6 +28,7 @@ from typing import Any, TypeVar
 import anyio.to_thread
 
 from harnessgym.errors import TaskError
+from harnessgym.grading.artifacts import collected_artifacts
 from harnessgym.grading.by_value.calls import planned
 from harnessgym.grading.by_value.observation import (
     ObservedRun,
@@ -51,7 +53,6 @@ from harnessgym.grading.by_value.variants import TestSource
 from harnessgym.grading.differential.functions import changed, differing
 from harnessgym.grading.upload import holding
 from harnessgym.grading.verifier import Opener
-from harnessgym.sandbox import Sandbox
 from harnessgym.task import Grade, Task
 from harnessgym.task_setup.workspace_setup import furnish, solve
 
@@ -61,8 +62,6 @@ KEY = "by_value"
 _KEPT = 32
 """Tasks whose gold solution is kept on this machine."""
 _SHOWN = 5
-_MAX_BYTES = 1 << 30
-_MAX_FILES = 100_000
 
 
 def is_judged_by_value(task: Task) -> bool:
@@ -110,13 +109,18 @@ class ValueJudgement:
 class GoldReference:
     """The gold solution of a task on this machine, and the plan to judge by it."""
 
-    def __init__(self, folder: Path, files: TestFiles, plan: JudgementPlan) -> None:
+    def __init__(self, folder: Path, of_image: Sequence[str], files: TestFiles, plan: JudgementPlan) -> None:
         """`folder` is removed with this object, at the latest when this process ends."""
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.workspace = folder / "gold"
         """The workspace as the gold solution leaves it."""
         self.files = files
         self.plan = plan
+        self._of_image = of_image
+
+    def opener(self, fresh: Opener) -> Opener:
+        """Opens sandboxes with the gold solution."""
+        return holding(self.workspace, fresh, self._of_image)
 
     @cached_property
     def sources(self) -> Mapping[str, TestSource]:
@@ -150,7 +154,7 @@ class ByValueJudge:
         job = await anyio.to_thread.run_sync(
             partial(variant_job, reference.files, reference.sources, reference.plan, draw)
         )
-        gold_run = partial(_gold_run, task, holding(reference.workspace, fresh), job)
+        gold_run = partial(_gold_run, task, reference.opener(fresh), job)
         gold, candidate = await _both(gold_run(), observe(open_sandbox, job, is_gold=False))
         expected: Mapping[str, TestObservation] = gold.tests
         differs = await anyio.to_thread.run_sync(_differences, expected, candidate)
@@ -193,14 +197,14 @@ class ByValueJudge:
         made = partial(tempfile.mkdtemp, prefix="harnessgym-gold-", dir=self._root)
         folder = Path(await anyio.to_thread.run_sync(made))
         try:
-            await _leave(task, fresh, folder / "gold", solved=True)
+            of_image = await _leave(task, fresh, folder / "gold", solved=True)
             files = await anyio.to_thread.run_sync(files_of, task, folder / "gold")
             shipped = task.metadata.get(KEY)
             if isinstance(shipped, Mapping) and "tests" in shipped:
                 plan = JudgementPlan.from_dict(shipped)
             else:
                 plan = await _plan(task, files, folder, fresh)
-            return GoldReference(folder, files, plan)
+            return GoldReference(folder, of_image, files, plan)
         except BaseException:
             await anyio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
             raise
@@ -230,18 +234,21 @@ def _prepare(place: Path) -> None:
         (place / "prepared" / file).write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
-async def _leave(task: Task, fresh: Opener, folder: Path, *, solved: bool) -> None:
-    """Exports the task's workspace, with or without the solution, to a folder of this machine."""
+async def _leave(task: Task, fresh: Opener, folder: Path, *, solved: bool) -> tuple[str, ...]:
+    """Collects the task's artifacts, with or without the solution, in a folder of this machine.
+
+    Returns what a sandbox with them takes from the image. Raises TaskError if they cannot be graded.
+    """
     async with fresh() as sandbox:
         await furnish(task, sandbox)
         if solved:
             await solve(task, sandbox)
-        await _exported(sandbox, folder)
-
-
-async def _exported(sandbox: Sandbox, folder: Path) -> None:
-    await sandbox.kill_all()
-    await sandbox.export(folder, max_bytes=_MAX_BYTES, max_files=_MAX_FILES)
+        async with collected_artifacts(task, sandbox, folder.parent) as evidence:
+            if evidence.tampered is not None:
+                problem = f"what its solution leaves is not graded: {evidence.tampered}"
+                raise TaskError(f"Task {task.id!r}: {problem}")
+            await anyio.to_thread.run_sync(os.rename, evidence.folder, folder)
+            return evidence.of_image
 
 
 async def differences_at(

@@ -37,7 +37,7 @@ RUN_S = 300.0
 """Seconds for all tests of a run together."""
 _VALUES = 200
 """Most values of one test."""
-_ORIGINAL_FORMS = 64
+_ORIGINAL_FORMS = 256
 """Most parametrised forms of a test when the plan is made."""
 _VARIANTS = 24
 """Variants at a judgement."""

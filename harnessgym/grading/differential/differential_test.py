@@ -23,6 +23,7 @@ from typing import Any
 import anyio.to_thread
 
 from harnessgym.errors import HarnessGymError, TaskError
+from harnessgym.grading.artifacts import collected_artifacts
 from harnessgym.grading.differential.comparison import NOT_TWICE, VersionResults, compare, read_answers
 from harnessgym.grading.differential.functions import Compared, Function, differing, python_files
 from harnessgym.grading.differential.inputs import FunctionCall, annotated, mutated, shown
@@ -36,7 +37,6 @@ from harnessgym.grading.differential.suite import (
     program,
     run_suite,
 )
-from harnessgym.grading.grade import collected_artifacts
 from harnessgym.grading.upload import holding
 from harnessgym.grading.verifier import Opener
 from harnessgym.task import Task
