@@ -23,7 +23,7 @@ from harnessgym.config import Config, validate
 from harnessgym.errors import ConfigError
 from harnessgym.run_folder import write_json
 from harnessgym.sandbox import CONTEXT
-from harnessgym.task import Task, TaskSet
+from harnessgym.task import Integrity, Task, TaskSet
 from harnessgym.tasks.format import BASELINE_FILE
 from harnessgym.tasks.payload import payload_of
 
@@ -54,6 +54,16 @@ class BaselineEntry(Config):
     """Whether the outcomes of the solution differ."""
     nothing: Outcome | None = None
     cheats: dict[str, Outcome | Literal["got something", "does not apply"]] = Field(default_factory=dict)
+    integrity: Integrity | None = None
+    """How the task's rewards are decided; None if its checks cannot be read, or if it was never noted."""
+    by_value: tuple[int, ...] | str | None = None
+    """Judged by value alone, the differences between the initial files and the solution for each seed of
+    fresh inputs; or why the task cannot be judged by value. None if that was not checked."""
+
+    @property
+    def fewest_differences(self) -> int | None:
+        """The smallest number of differences of any seed; None if there is no seed."""
+        return min(self.by_value, default=None) if isinstance(self.by_value, tuple) else None
 
     @property
     def flake_rate(self) -> float | None:

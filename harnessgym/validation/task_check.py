@@ -1,5 +1,6 @@
 """Checks tasks: the solution must always get the reward, doing nothing never, and no cheat may get anything.
 Nor may an agent find the solution or the tests in what its sandbox shows of this machine or of the image.
+A task that is judged by value must show its fault with every seed of fresh inputs, without any other check.
 
 Results go into the set's baseline at once, so an interrupted check resumes where it stopped. Every task
 first runs with its solution and with nothing. Then cheats are tried on the tasks that passed. Otherwise the
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
+from harnessgym.grading.by_value.judge import is_judged_by_value
 from harnessgym.grading.cheats.cheat import Cheat
 from harnessgym.grading.cheats.scripted_agent import CheatResult, ScriptedAgent
 from harnessgym.grading.cheats.suite import CheatSuite, missing, suite
@@ -21,7 +23,9 @@ from harnessgym.sandbox import Capability, SandboxBackend
 from harnessgym.task import Task
 from harnessgym.validation.baseline import Baseline, BaselineEntry, Outcome, digest_of
 from harnessgym.validation.leaks import Leak, leaks
+from harnessgym.validation.value_control import known_integrity, value_control, value_weakness, with_seed
 
+BY_VALUE = "by_value"
 GOLD = "gold"
 LEAKED = "leaked"
 NOTHING = "nothing"
@@ -40,6 +44,10 @@ class CheckPlan:
     repeats: int = 3
     """How often to run the solution."""
     cheats: tuple[Cheat, ...] = ()
+    seeds: int = 3
+    """Seeds of fresh inputs with which the initial files are judged by value."""
+    second_opinion: bool = False
+    """Whether that is also tried with tasks that do not ask to be judged by value but have a solution."""
     again: bool = False
     """Whether to repeat runs whose results are in the baseline."""
 
@@ -65,7 +73,7 @@ class Progress:
     """The progress of a check."""
 
     runs: int
-    """Planned runs: solutions, nothing and cheats. Tasks that fail need fewer."""
+    """Planned runs: solutions, nothing, by value, and cheats. Tasks that fail need fewer."""
     done: int = 0
     tasks: int = 0
     """Tasks that have any run."""
@@ -150,12 +158,17 @@ class TaskSetCheck:
             self._book.flush()
 
     async def _controls(self, file: "_File") -> None:
-        """Runs the solution as often as needed, and doing nothing."""
+        """Runs the solution as often as needed, doing nothing, and doing nothing judged by value alone."""
         task = file.task
         while not file.stopped and file.gold_left:
             await self._one(file, GOLD, partial(self._stand_in.gold, task))
         if not file.stopped and file.nothing_left:
             await self._one(file, NOTHING, partial(self._stand_in.nothing, task))
+        if not file.stopped:
+            self._book.put(task.id, file.entry)
+        while not file.stopped and file.seeds_left:
+            number = len(file.entry.by_value or ())
+            await self._one(file, BY_VALUE, partial(value_control, self._stand_in, task, number))
         if not file.stopped:
             self._book.put(task.id, file.entry)
 
@@ -200,14 +213,14 @@ class _File:
         if known is not None and known.sandbox != wanted.sandbox:
             known = None
         if known is not None and wanted.again:
-            known = _without(known, {GOLD, NOTHING, *(cheat.name for cheat in wanted.cheats)})
-        self.entry = known or BaselineEntry(
-            digest=digest_of(task), state="no solution", sandbox=wanted.sandbox
-        )
+            values = {BY_VALUE} if _has_value_control(task, wanted) else set()
+            known = _without(known, {GOLD, NOTHING, *values, *(cheat.name for cheat in wanted.cheats)})
+        entry = known or BaselineEntry(digest=digest_of(task), state="no solution", sandbox=wanted.sandbox)
+        self.entry = entry.model_copy(update={"integrity": known_integrity(task)})
         self.ran = 0
         self.seconds = 0.0
         self._stop: tuple[Literal["skipped", "no answer"], str] | None = None
-        self.left = self.gold_left + self.nothing_left + len(self.cheats_left())
+        self.left = self.gold_left + self.nothing_left + self.seeds_left + len(self.cheats_left())
         """Runs that are left, by what is known so far."""
 
     @property
@@ -221,13 +234,22 @@ class _File:
         return int(self.entry.nothing is None)
 
     @property
+    def seeds_left(self) -> int:
+        """Seeds that are left: none if the task failed without them or cannot be judged by value."""
+        known = () if self.entry.by_value is None else self.entry.by_value
+        if isinstance(known, str) or not _has_value_control(self.task, self.wanted):
+            return 0
+        failed = not {GOLD, NOTHING}.isdisjoint(self.entry.problems)
+        return 0 if failed else max(0, self.wanted.seeds - len(known))
+
+    @property
     def stopped(self) -> bool:
         """Whether the check of this task has stopped."""
         return self._stop is not None
 
     def cheats_left(self) -> list[Cheat]:
         """The cheats that are left: none if the task failed without them."""
-        if self.stopped or not {GOLD, NOTHING}.isdisjoint(self.entry.problems):
+        if self.stopped or not {GOLD, NOTHING, BY_VALUE}.isdisjoint(self.entry.problems):
             return []
         return [cheat for cheat in self.wanted.cheats if cheat.name not in self.entry.cheats]
 
@@ -249,13 +271,18 @@ class _File:
             changes = {"gold": gold, "expected_flaky": len(set(gold)) > 1}
         elif what == NOTHING:
             changes = {"nothing": outcome}
+        elif what == BY_VALUE:
+            changes = {"by_value": with_seed(self.entry.by_value, result)}
         else:
             changes = {"cheats": {**self.entry.cheats, what: outcome if result.holds else "got something"}}
         entry = self.entry.model_copy(update=changes)
-        problems = {key: problem for key, problem in entry.problems.items() if key != what} | _problem(
-            what, result, entry
-        )
-        self._set(entry, problems)
+        problem = self._value_problem(entry) if what == BY_VALUE else _problem(what, result, entry)
+        self._set(entry, {key: text for key, text in entry.problems.items() if key != what} | problem)
+
+    def _value_problem(self, entry: BaselineEntry) -> dict[str, str]:
+        """Only a task that asks to be judged by value fails if that does not show its fault."""
+        weakness = value_weakness(entry) if is_judged_by_value(self.task) else ""
+        return {BY_VALUE: weakness} if weakness else {}
 
     def note_leaks(self, leaks: Sequence[Leak]) -> None:
         """Records where an agent can read the solution or the tests; replaces what was recorded before."""
@@ -288,12 +315,16 @@ def has_gold(task: Task) -> bool:
     )
 
 
+def _has_value_control(task: Task, wanted: CheckPlan) -> bool:
+    return is_judged_by_value(task) or (wanted.second_opinion and has_gold(task))
+
+
 def _without(entry: BaselineEntry, names: set[str]) -> BaselineEntry:
     """An entry without the results of the runs with these names."""
     cheats = {name: outcome for name, outcome in entry.cheats.items() if name not in names}
     problems = {name: problem for name, problem in entry.problems.items() if name not in names}
     changes = {"gold": (), "expected_flaky": False, "nothing": None, "cheats": cheats, "problems": problems}
-    return entry.model_copy(update=changes)
+    return entry.model_copy(update=changes | ({"by_value": None} if BY_VALUE in names else {}))
 
 
 def _outcome(result: CheatResult) -> Outcome:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from harnessgym.sandbox import SandboxBackend
     from harnessgym.task import Task, TaskSet
-    from harnessgym.validation.baseline import Baseline
+    from harnessgym.validation.baseline import Baseline, BaselineEntry
     from harnessgym.validation.task_check import CheckedTask, CheckPlan, Progress
 
 _LINE_S = 15.0
@@ -90,6 +90,11 @@ installation is not searched. What is found is kept in `baseline.json` beside th
 command goes on where it was interrupted, and a task that has not changed is not run again. Training refuses
 tasks that failed.
 
+A task that is judged by value (integrity: by_value) must also show its fault by value alone: for each of
+`--seeds` seeds of fresh inputs, what nothing was done to must differ from the solution. `--second-opinion`
+tries that with every task that has a solution, which is what a run with `second_opinion = "required"` needs;
+a task that it cannot judge is named, and passes all the same for runs that do not ask for it.
+
 Cheats are one of each class; `--cheats all` tries every one, `--cheats none` none.
 
 Examples:
@@ -98,13 +103,16 @@ Examples:
 
 `harnessgym tasks check shell --sandbox docker --repeats 5 --cheats all`
 
-JSON: {ok, baseline, tasks: [{id, state, why, gold, flake_rate, expected_flaky, nothing, cheats, ran,
-seconds}], counts, problems}. States: passed, failed, no solution (nothing and cheats got nothing, but no gold
-shows that the grader rewards anything), skipped (this sandbox cannot take it), no answer (sandboxes failed,
-twice; that says nothing about the task).
+`harnessgym tasks check my_tasks/ --second-opinion --cheats none`
 
-Exit status: 0 no task failed; 1 one did, or could not be read, or got no answer, or nothing could be checked;
-2 an error; 130 interrupted."""
+JSON: {ok, baseline, tasks: [{id, state, why, gold, flake_rate, expected_flaky, nothing, cheats, integrity,
+by_value, fewest_differences, ran, seconds}], counts, problems}. by_value: the differences for each seed, or
+why the task cannot be judged by value, or null if that was not tried. States: passed, failed, no solution
+(nothing and cheats got nothing, but no gold shows that the grader rewards anything), skipped (this sandbox
+cannot take it), no answer (sandboxes failed, twice; that says nothing about the task).
+
+Exit status: 0 no task failed; 1 one did, or could not be read, or got no answer, or nothing could be checked,
+or `--second-opinion` found a task whose fault it does not show; 2 an error; 130 interrupted."""
 
 
 def register(app: typer.Typer) -> None:
@@ -123,6 +131,15 @@ def register(app: typer.Typer) -> None:
         jobs: Annotated[
             int | None, typer.Option(min=1, help="Tasks at one time; by default, as many as processors.")
         ] = None,
+        seeds: Annotated[
+            int, typer.Option(min=1, help="Seeds of fresh inputs that must show a task's fault by value.")
+        ] = 3,
+        second_opinion: Annotated[
+            bool,
+            typer.Option(
+                "--second-opinion", help='Also try what a run with second_opinion = "required" needs.'
+            ),
+        ] = False,
         again: Annotated[bool, typer.Option("--again", help="Run also what was found out before.")] = False,
         hidden: Annotated[
             list[Path] | None,
@@ -144,15 +161,15 @@ def register(app: typer.Typer) -> None:
         tried = {"none": (), "quick": catalogue.QUICK, "all": tuple(catalogue.CHEATS.values())}[cheats]
         whole_set = task_set(spec)
         book = Baseline(baseline_path(whole_set))
-        wanted = CheckPlan(sandbox, repeats, tried, again=again)
+        wanted = CheckPlan(sandbox, repeats, tried, seeds, second_opinion, again)
         tasks = chosen(whole_set, only, limit)
         checked = _run(tasks, book, wanted, jobs or os.cpu_count() or 1, tuple(hidden or ()))
         left_out = [] if only or limit else list(problems_of(whole_set))
-        ok = _fine(checked) and not left_out
+        ok = _fine(checked) and not left_out and not (second_opinion and _weak(checked))
         if as_json:
             print_json(_as_json(checked, book.path, problems=list(problems_of(whole_set)), ok=ok))
         else:
-            _print(checked, whole_set, book.path)
+            _print(checked, whole_set, book.path, second_opinion=second_opinion)
         if not ok:
             raise typer.Exit(1)
 
@@ -197,6 +214,14 @@ def _fine(checked: "Sequence[CheckedTask]") -> bool:
     return states.isdisjoint({"failed", "no answer"}) and bool(states - {"skipped"})
 
 
+def _weak(checked: "Sequence[CheckedTask]") -> dict[str, str]:
+    """The tasks that judging by value cannot judge or whose fault it does not show, and why."""
+    from harnessgym.validation.value_control import value_weakness
+
+    weak = {each.task: value_weakness(each.entry) for each in checked if each.entry is not None}
+    return {task: why for task, why in weak.items() if why}
+
+
 def _as_json(
     checked: "Sequence[CheckedTask]", path: Path, *, problems: list[str], ok: bool
 ) -> dict[str, Any]:
@@ -214,6 +239,9 @@ def _as_json(
             "expected_flaky": None if entry is None else entry.expected_flaky,
             "nothing": None if entry is None else entry.nothing,
             "cheats": {} if entry is None else entry.cheats,
+            "integrity": None if entry is None else entry.integrity,
+            "by_value": None if entry is None else entry.by_value,
+            "fewest_differences": None if entry is None else entry.fewest_differences,
             "ran": each.ran,
             "seconds": round(each.seconds, 2),
         })  # fmt: skip
@@ -221,14 +249,17 @@ def _as_json(
     return {"ok": ok, "baseline": str(path), "tasks": rows, "counts": counts, "problems": problems}
 
 
-def _print(checked: "Sequence[CheckedTask]", task_set: "TaskSet", path: Path) -> None:
+def _print(
+    checked: "Sequence[CheckedTask]", task_set: "TaskSet", path: Path, *, second_opinion: bool
+) -> None:
     from collections import Counter
 
     from harnessgym.cli.tasks.arguments import say_remarks
     from harnessgym.cli.traces.printed import console, plain_table
 
     out = console()
-    table = plain_table("id", "state", "gold", "nothing", "cheats", "ran", right=("gold", "nothing", "ran"))
+    columns = ("id", "state", "gold", "nothing", "cheats", "integrity", "by value", "ran")
+    table = plain_table(*columns, right=("gold", "nothing", "by value", "ran"))
     for each in checked:
         style = {"passed": "green", "failed": "bold red"}.get(each.state, "yellow")
         table.add_row(each.task, f"[{style}]{each.state}[/]", *_cells(each), str(each.ran or ""))
@@ -236,6 +267,10 @@ def _print(checked: "Sequence[CheckedTask]", task_set: "TaskSet", path: Path) ->
     for each in checked:
         for why in each.why:
             out.print(f"{each.task}: {why}", markup=False, soft_wrap=True)
+    known = {why for each in checked for why in each.why}
+    for task, why in _weak(checked).items() if second_opinion else ():
+        if why not in known:
+            out.print(f"{task}: no second opinion: {why}", style="yellow", markup=False, soft_wrap=True)
     counts = Counter(each.state for each in checked)
     runs = [outcome for each in checked if each.entry is not None for outcome in each.entry.gold]
     state_counts = ", ".join(f"{count} {state}" for state, count in counts.most_common()) or "no tasks"
@@ -247,15 +282,24 @@ def _print(checked: "Sequence[CheckedTask]", task_set: "TaskSet", path: Path) ->
     say_remarks(task_set)
 
 
-def _cells(checked: "CheckedTask") -> tuple[str, str, str]:
-    """Cells of a row: rewarded gold runs of all, the reward of doing nothing, failed cheats of all."""
+def _cells(checked: "CheckedTask") -> tuple[str, ...]:
+    """Cells of a row: rewarded gold runs of all, the reward of doing nothing, failed cheats of all, how it is
+    judged, and the smallest number of differences by value.
+    """
     entry = checked.entry
     if entry is None:
-        return "", "", ""
+        return ("",) * 5
     gold = f"{sum(each == 1.0 for each in entry.gold)}/{len(entry.gold)}" if entry.gold else "-"
     tried = [name for name, outcome in entry.cheats.items() if outcome != "does not apply"]
     cheats = f"{sum(name not in entry.problems for name in tried)}/{len(tried)}" if tried else "-"
-    return gold, _shown(entry.nothing), cheats
+    return gold, _shown(entry.nothing), cheats, entry.integrity or "", fewest(entry)
+
+
+def fewest(entry: "BaselineEntry") -> str:
+    """The smallest number of differences of any seed; "none" if the task cannot be judged by value."""
+    if isinstance(entry.by_value, str):
+        return "none"
+    return "" if entry.fewest_differences is None else f"{entry.fewest_differences}+"
 
 
 def _shown(outcome: Any) -> str:

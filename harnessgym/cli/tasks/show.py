@@ -138,6 +138,7 @@ def _judged(task: "Task", entry: "BaselineEntry | None") -> Iterator[Line]:
     from harnessgym.cli.tasks.task_list import judge
     from harnessgym.task import GradingImage
     from harnessgym.validation.task_check import has_gold
+    from harnessgym.validation.value_control import known_integrity
 
     yield "grader", task.grader
     if judge(task) != task.grader:
@@ -158,9 +159,18 @@ def _judged(task: "Task", entry: "BaselineEntry | None") -> Iterator[Line]:
         else:
             yield key, _text(value)
     yield "solution", "there is one (--gold shows it)" if has_gold(task) else "none"
+    yield "integrity", known_integrity(task) or "(its checks cannot be read)"
     yield "baseline", "unchecked" if entry is None else entry.state
-    for problem in () if entry is None else entry.problems.values():
+    yield from () if entry is None else _known(entry)
+
+
+def _known(entry: "BaselineEntry") -> Iterator[Line]:
+    for problem in entry.problems.values():
         yield "", problem
+    if isinstance(entry.by_value, str):
+        yield "by value", entry.by_value
+    elif entry.by_value is not None:
+        yield "by value", f"differences by seed: {', '.join(map(str, entry.by_value))}"
 
 
 def _solutions(task: "Task") -> Iterator[Line]:

@@ -19,7 +19,8 @@ _EPILOG = """Examples:
 `harnessgym tasks list harbor@my/tasks --json`
 
 JSON without SPEC: {sets: [{name, loads, train, test, problem}], formats: [{name, what, written}]}; with SPEC:
-{set, tasks: [{id, split, image, judge, limits, needs, solution, baseline, why}], problems, notes}.
+{set, tasks: [{id, split, image, judge, limits, needs, solution, baseline, why, integrity, by_value,
+fewest_differences}], problems, notes}. The last two are as in `harnessgym tasks check`.
 
 Exit status: 0 done; 2 an error."""
 
@@ -105,13 +106,15 @@ def _count(number: int | None) -> str:
 
 def _print_tasks(spec: str, as_json: bool) -> None:
     from harnessgym.cli.tasks.arguments import say_remarks
+    from harnessgym.cli.tasks.check import fewest
     from harnessgym.cli.traces.printed import console, one_line, plain_table, print_json
     from harnessgym.tasks.source import all_tasks, notes_of, problems_of, task_set
     from harnessgym.validation.baseline import Baseline, baseline_path
 
     whole_set = task_set(spec)
     book = Baseline(baseline_path(whole_set))
-    rows = [_task(task, book) for task in all_tasks(whole_set)]
+    tasks = all_tasks(whole_set)
+    rows = [_task(task, book) for task in tasks]
     if as_json:
         print_json(
             {
@@ -123,18 +126,22 @@ def _print_tasks(spec: str, as_json: bool) -> None:
         )
         return
     out = console()
-    table = plain_table("id", "split", "image", "judged by", "limits", "baseline")
-    for row in rows:
+    columns = ("id", "split", "image", "judged by", "integrity", "by value", "limits", "baseline")
+    table = plain_table(*columns, right=("by value",))
+    for task, row in zip(tasks, rows, strict=True):
         state = f"{row['baseline']}: {one_line(row['why'][0], 100)}" if row["why"] else row["baseline"]
+        entry = book.of(task)
         table.add_row(
-            row["id"], row["split"], row["image"] or "", row["judge"], _limits(row["limits"]), state
-        )
+            row["id"], row["split"], row["image"] or "", row["judge"], row["integrity"] or "",
+            "" if entry is None else fewest(entry), _limits(row["limits"]), state,
+        )  # fmt: skip
     out.print(table)
     say_remarks(whole_set, every=True)
 
 
 def _task(task: "Task", book: "Baseline") -> dict[str, Any]:
     from harnessgym.validation.task_check import has_gold
+    from harnessgym.validation.value_control import known_integrity
 
     entry = book.of(task)
     return {
@@ -147,6 +154,9 @@ def _task(task: "Task", book: "Baseline") -> dict[str, Any]:
         "solution": has_gold(task),
         "baseline": entry.state if entry is not None else "changed" if book.stale(task) else "unchecked",
         "why": [] if entry is None else list(entry.problems.values()),
+        "integrity": known_integrity(task),
+        "by_value": None if entry is None else entry.by_value,
+        "fewest_differences": None if entry is None else entry.fewest_differences,
     }
 
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harnessgym.errors import CapabilityError, HarnessGymError, ImageError, SandboxError
-from harnessgym.grading.grade import judge
+from harnessgym.grading.by_value.judge import ByValueJudge
+from harnessgym.grading.grade import collected_artifacts, judge
+from harnessgym.grading.upload import holding
 from harnessgym.grading.verifier import Opener
 from harnessgym.provisioning import equipment_of
 from harnessgym.sandbox import Sandbox, SandboxBackend
@@ -20,6 +22,7 @@ from harnessgym.task_setup.workspace_setup import furnish, solve
 
 GOLD = "(gold)"
 NOTHING = "(nothing)"
+BY_VALUE = "(nothing, by value)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class CheatResult:
         # verdict the zeros of the cheats would say nothing.
         if self.cheat == GOLD:
             return self.reward == 1.0 and self.tampered is None
-        if self.cheat == NOTHING:
+        if self.cheat in (NOTHING, BY_VALUE):
             return self.reward == 0.0
         return not self.loot and (self.reward is None or self.reward <= 0.0)
 
@@ -62,43 +65,76 @@ class ScriptedAgent:
 
     def __init__(self, backend: SandboxBackend) -> None:
         self._backend = backend
+        self._by_value = ByValueJudge()
 
-    async def gold(self, task: Task) -> CheatResult:
-        """Runs the task's solution, or the solution of each step."""
+    async def gold(self, task: Task, *, required: bool = False) -> CheatResult:
+        """Runs the task's solution, or the solution of each step.
+
+        With `required` it is judged as in a run with `second_opinion = "required"`.
+        """
         for asked in (step_task(task, step) for step in task.steps) if task.steps else (task,):
             if asked.solution is None:
                 return CheatResult(
                     task.id, GOLD, None, error="The task has no solution, so its zeros would mean nothing."
                 )
-        return await self._work(task, GOLD, solve)
+        return await self._work(task, GOLD, solve, required=required)
 
     async def nothing(self, task: Task) -> CheatResult:
         """Does nothing."""
         return await self.act(task, NOTHING, _rest)
+
+    async def nothing_by_value(self, task: Task, seed: int) -> CheatResult:
+        """Does nothing, and is judged by value alone, with the inputs of a seed.
+
+        There is no verdict, and the error says why, if the task cannot be judged by value.
+        """
+        began = time.monotonic()
+        fresh = self.fresh(task)
+        try:
+            async with self.furnished(task) as sandbox, collected_artifacts(task, sandbox) as evidence:
+                of_image = (*evidence.export.left_out, *evidence.compiled) if task.home else ()
+                workspace = holding(evidence.folder, fresh, of_image)
+                judgement = await self._by_value.judge(task, workspace, fresh, seed=seed)
+            grade = judgement.applied(Grade({"reward": 1.0}, integrity="by_value"))
+            return judged(task, BY_VALUE, grade, began)
+        except (HarnessGymError, OSError, MemoryError) as error:
+            return failed(task, BY_VALUE, error, began)
 
     async def act(self, task: Task, name: str, act: Callable[[Sandbox], Awaitable[None]]) -> CheatResult:
         """Runs `act` (in each step, if there are several) and returns the result under this name."""
         return await self._work(task, name, lambda _, sandbox: act(sandbox))
 
     async def grade(
-        self, task: Task, sandbox: Sandbox, act: Callable[[Task, Sandbox], Awaitable[None]]
+        self,
+        task: Task,
+        sandbox: Sandbox,
+        act: Callable[[Task, Sandbox], Awaitable[None]],
+        *,
+        required: bool = False,
     ) -> Grade:
         """Acts in a furnished sandbox, in each of the task's steps if it has any, and grades the result."""
+        fresh = self.fresh(task)
+
+        async def graded(asked: Task) -> Grade:
+            return await judge(asked, sandbox, fresh, by_value=self._by_value, required=required)
+
         if not task.steps:
             await act(task, sandbox)
-            return await judge(task, sandbox, self.fresh(task))
-        fresh = self.fresh(task)
-        return await through_steps(
-            task, sandbox, lambda asked: act(asked, sandbox), lambda asked: judge(asked, sandbox, fresh)
-        )
+            return await graded(task)
+        return await through_steps(task, sandbox, lambda asked: act(asked, sandbox), graded)
 
     async def _work(
-        self, task: Task, name: str, act: Callable[[Task, Sandbox], Awaitable[None]]
+        self,
+        task: Task,
+        name: str,
+        act: Callable[[Task, Sandbox], Awaitable[None]],
+        *,
+        required: bool = False,
     ) -> CheatResult:
         began = time.monotonic()
         try:
             async with self.furnished(task) as sandbox:
-                return judged(task, name, await self.grade(task, sandbox, act), began)
+                return judged(task, name, await self.grade(task, sandbox, act, required=required), began)
         except (HarnessGymError, OSError, MemoryError) as error:
             return failed(task, name, error, began)
 
