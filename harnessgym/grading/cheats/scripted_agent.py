@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harnessgym.errors import CapabilityError, HarnessGymError, ImageError, SandboxError
+from harnessgym.grading.artifacts import collected_artifacts
 from harnessgym.grading.by_value.judge import ByValueJudge
-from harnessgym.grading.grade import collected_artifacts, judge
+from harnessgym.grading.grade import judge
 from harnessgym.grading.upload import holding
 from harnessgym.grading.verifier import Opener
 from harnessgym.provisioning import equipment_of
@@ -92,8 +93,7 @@ class ScriptedAgent:
         fresh = self.fresh(task)
         try:
             async with self.furnished(task) as sandbox, collected_artifacts(task, sandbox) as evidence:
-                of_image = (*evidence.export.left_out, *evidence.compiled) if task.home else ()
-                workspace = holding(evidence.folder, fresh, of_image)
+                workspace = holding(evidence.folder, fresh, evidence.of_image)
                 judgement = await self._by_value.judge(task, workspace, fresh, seed=seed)
             grade = judgement.applied(Grade({"reward": 1.0}, integrity="by_value"))
             return judged(task, BY_VALUE, grade, began)

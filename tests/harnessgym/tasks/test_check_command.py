@@ -279,3 +279,20 @@ def test_a_solution_that_lies_on_the_machine_fails_its_task_unless_it_is_hidden(
     hidden = here(*words, *(word for path in copies for word in ("--hidden", path)))
     (row,) = by_name(hidden).values()
     assert (hidden.returncode, row["state"], row["ran"]) == (0, "passed", 0)
+
+
+def test_a_second_opinion_that_a_task_cannot_have_is_named_and_fails_only_who_asks_for_it(here, tmp_path):
+    write_task(tmp_path / "set", "one")
+    words = ("tasks", "check", tmp_path / "set", "--sandbox", "process", "--cheats", "none", "--repeats", "1")
+    asked = here(*words, "--second-opinion", "--seeds", "1", "--json")
+    row = by_name(asked)["one"]
+    assert (asked.returncode, row["state"], row["why"]) == (1, "passed", [])
+    assert row["by_value"].endswith("cannot be judged by value: The solution changes no Python function.")
+    assert (row["integrity"], row["fewest_differences"]) == ("by_value", None)
+    shown = here(*words, "--second-opinion")
+    assert "set/one: no second opinion: Task 'set/one' cannot be judged by value" in shown.stdout
+    plain = here(*words, "--json")
+    assert (plain.returncode, by_name(plain)["one"]["ran"]) == (0, 0)
+    (listed,) = json.loads(here("tasks", "list", tmp_path / "set", "--json").stdout)["tasks"]
+    assert (listed["integrity"], listed["by_value"]) == ("by_value", row["by_value"])
+    assert "cannot be judged by value" in here("tasks", "show", tmp_path / "set", "one").stdout

@@ -13,6 +13,7 @@ from tests.harnessgym.grading.by_value.conftest import BROKEN, IDS, LIMITS, TEST
 from tests.harnessgym.grading.by_value.conftest import GOLD as FIXED
 
 pytestmark = [pytest.mark.anyio, pytest.mark.bubblewrap]
+TELLING = JudgementPlan((PlannedTest("test_stats.py", "test_even", telling=True),))
 BLIND = JudgementPlan((PlannedTest("test_stats.py", "test_odd", telling=False),))
 """A plan that never looks at the stack."""
 
@@ -55,16 +56,15 @@ def check(tmp_path):
 
 
 async def test_each_seed_must_show_the_fault_and_what_is_known_is_not_run_again(check, tmp_path):
-    (first,) = await check(task(**{KEY: {}}))
+    asked = task(**{KEY: TELLING.to_dict()})
+    (first,) = await check(asked)
     assert (first.state, first.ran, first.entry.integrity) == ("passed", 3, "by_value")
     assert first.entry.by_value == (first.entry.fewest_differences,) > (0,)
-    (known,) = await check(task(**{KEY: {}}))
-    (more,) = await check(task(**{KEY: {}}), seeds=2)
+    (known,) = await check(asked)
     assert (known.ran, known.entry) == (0, first.entry)
+    (more,) = await check(asked, seeds=2)
     assert (more.ran, more.entry.by_value[:1]) == (1, first.entry.by_value)
-    (again,) = await check(task(**{KEY: {}}), again=True)
-    assert (again.ran, again.entry.by_value) == (3, first.entry.by_value)
-    assert Baseline(tmp_path / "baseline.json").of(task(**{KEY: {}})) == again.entry
+    assert Baseline(tmp_path / "baseline.json").of(asked) == more.entry
 
 
 async def test_a_task_whose_fault_no_fresh_input_shows_fails(check):
