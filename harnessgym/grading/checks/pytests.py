@@ -13,9 +13,10 @@ The agent's code runs in the process that judges it. These are the defences:
 These find code that makes pytest pass everything, exits early, skips tests, or prints forged results.
 
 They do not find code that forges reports in its own process before these are sent, and knows which of the
-tests are the real ones; nor objects whose `==` is always true where no canary meets them. The kinds `io` and
-`call` have neither problem, because the expected values are never in the sandbox. Use them where the answer
-is data.
+tests are the real ones; nor objects whose `==` is always true where no canary meets them; nor a table of what
+the tests expect. Judging by value does (`harnessgym.grading.by_value`): a task or a run can ask for it, and a
+passed check is then necessary and not sufficient. The kinds `io` and `call` need no such thing, because the
+expected values are never in the sandbox. Use them where the answer is data.
 """
 
 import json

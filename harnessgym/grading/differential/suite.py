@@ -5,7 +5,8 @@ removed first.
 
 A probe runs one of our programs in a fresh sandbox and reads what it writes to its private descriptor.
 Every line starts with a nonce. The code under test shares a process with the program, so it could learn the
-nonce and forge lines. So the report is only evidence beside a grade: no reward depends on it.
+nonce and forge lines. So the suite's report is only evidence beside a grade: no reward depends on it. Where
+one does (`harnessgym.grading.by_value`), what is forged must still be gold's values, which are elsewhere.
 """
 
 import json
@@ -19,6 +20,7 @@ from typing import Any, Literal
 import anyio.to_thread
 
 from harnessgym.errors import SandboxError
+from harnessgym.grading import bytecode
 from harnessgym.grading.differential.functions import is_test, python_files
 from harnessgym.grading.matching import parse_json
 from harnessgym.grading.verifier import Opener
@@ -66,13 +68,14 @@ async def probe(
 
     Raises SandboxError.
     """
-    # The agent can leave .pyc files in its workspace that do not match their sources, so no .pyc file is read
-    # there: `pycache_prefix` names a folder that does not exist. The gold solution's may be read, or Python
-    # would compile its own library each time. `-I` keeps the environment and user site of the agent out.
+    # The agent can leave .pyc files in its workspace that do not match their sources, so none is read there:
+    # `starting.py` sees to it for imports, and `pycache_prefix`, which names a folder that does not exist,
+    # for everything else. The interpreter's own are read, as far as a program imports modules before it
+    # sets the prefix. `-I` keeps the environment and user site of the agent out.
     nonce = secrets.token_hex(16)
     prefix = None if is_gold else f"/nonexistent/{nonce}"
     sent = json.dumps({**job, "nonce": nonce, "pycache_prefix": prefix}).encode()
-    command = ["python3", "-I", "-B", "-c", program]
+    command = bytecode.command(program)
     result = await sandbox.exec(command, stdin=sent, timeout_s=timeout_s, env=env, cwd=cwd)
     lines = []
     foreign = 0

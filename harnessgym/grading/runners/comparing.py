@@ -1,6 +1,6 @@
 """Calls functions of a workspace, each call in a process of its own, and reports the result of each.
 
-Runs in a fresh sandbox as `python3 -I -B -c <this text>`, with the job on stdin: `{"nonce", "pycache_prefix",
+Runs in a fresh sandbox by way of `starting.py`, with the job on stdin: `{"nonce", "pycache_prefix",
 "encoding", "roots", "cases": [{"module", "function", "new", "args", "kwargs"}], "case_s", "hangs"}`;
 `encoding` is the text of `encoding.py`. Nothing of the workspace is imported before `sys.pycache_prefix` is
 set. Answers are written to a private descriptor, one a line: the nonce, then JSON in hexadecimal. What a call

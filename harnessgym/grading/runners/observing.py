@@ -1,6 +1,6 @@
 """Runs variants of tests with pytest, each test in a process of its own, and reports the observed values.
 
-Runs in a fresh sandbox as `python3 -I -B -c <this text>`, with the job on stdin: `{"nonce", "pycache_prefix",
+Runs in a fresh sandbox by way of `starting.py`, with the job on stdin: `{"nonce", "pycache_prefix",
 "encoding", "sources", "files", "tests": {file: [test functions], or null for all}, "forms", "seed", "test_s",
 "values"}`. `encoding` is the text of `encoding.py`; `sources` are as in `testing.py`. Of the parametrised
 forms of a test, `forms` run, chosen by the seed. At most `values` values are reported of a test.
@@ -8,9 +8,10 @@ forms of a test, `forms` run, chosen by the seed. At most `values` values are re
 Variants call the builtins `__observe__` and `__observing__` (see `harnessgym.grading.by_value.variants`). A
 workspace that is prepared for it calls `__reached__` with the name of each function that runs.
 
-Nothing of the workspace is imported before `sys.pycache_prefix` is set. Answers are written to a private
-descriptor, one a line: the nonce, then JSON in hexadecimal. Nothing is judged here. The code under test can
-change its own values only, and the right ones are elsewhere.
+pytest is imported before `sys.pycache_prefix` is set, because compiling it takes longer than most tests do.
+Nothing of the workspace is. Answers are written to a private descriptor, one a line: the nonce, then JSON in
+hexadecimal. Nothing is judged here. The code under test can change its own values only, and the right ones
+are elsewhere.
 """
 
 from __future__ import annotations
@@ -211,13 +212,13 @@ def main() -> None:
     out = os.dup(1)
     os.dup2(2, 1)
     job = json.loads(sys.stdin.buffer.read())
-    sys.pycache_prefix = job["pycache_prefix"]
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
         os.environ.pop(name, None)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     import pytest
 
+    sys.pycache_prefix = job["pycache_prefix"]
     encoding: Any = types.ModuleType("encoding")
     exec(job["encoding"], encoding.__dict__)  # noqa: S102  # our own text; there is no file to import
     start = job["nonce"].encode()

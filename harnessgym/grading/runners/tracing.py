@@ -1,6 +1,6 @@
 """Runs pytest; reports how each test ended, and the arguments with which tests called certain functions.
 
-Runs in a fresh sandbox as `python3 -I -B -c <this text>`, with the job on stdin: `{"nonce", "pycache_prefix",
+Runs in a fresh sandbox by way of `starting.py`, with the job on stdin: `{"nonce", "pycache_prefix",
 "encoding", "roots", "files", "order", "own", "targets": {file: {first line: function}}, "classes":
 {file: [name]}, "most"}`. Modules that the workspace could replace, pytest included, are imported only after
 `sys.pycache_prefix` is set. The tests in `files` are written to a folder beside the workspace, and those in

@@ -1,5 +1,6 @@
 """Plans: the tests that run what a solution changes, which of them show it, and how variants are shared out."""
 
+import importlib.util
 import random
 
 import pytest
@@ -11,12 +12,18 @@ from harnessgym.grading.by_value.plan import (
     PlannedTest,
     TestFiles,
     files_of,
+    observe,
+    original_job,
     prepared,
     source_of,
     variant_job,
 )
 from harnessgym.grading.differential.functions import changed
+from harnessgym.grading.upload import holding
 from harnessgym.provisioning import equipment_of
+from harnessgym.sandbox import Equipment
+from harnessgym.sandboxes.process import ProcessBackend, ProcessSettings
+from harnessgym.task import Limits
 
 TEST = "def test_a():\n    assert f(1)\n\n\ndef test_b():\n    assert f(2)\n"
 FILES = TestFiles({"tests/test_x.py": TEST, "tests/data.txt": "x"}, ("tests/test_x.py",), ("src",))
@@ -45,6 +52,28 @@ async def test_a_plan_names_the_tests_that_run_what_changes(make_task, bubblewra
     assert tests == {"test_even": True, "test_stack": True, "test_odd": False, "test_nothing": False}
     assert {call.function for call in reference.plan.calls} == {"median", "Stack.pop"}
     assert JudgementPlan.from_dict(reference.plan.to_dict()) == reference.plan
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_gold", [False, True])
+async def test_a_run_reads_the_interpreters_compiled_files_and_no_others(
+    tmp_path, anyio_backend, write, is_gold
+):
+    """Compiling pytest anew would take longer than most judgements."""
+    work = write("left", {"work.py": "def f(): return 1\n"})
+    compiled = tmp_path / importlib.util.cache_from_source("left/work.py")
+    compiled.parent.mkdir()
+    code = compile("def f(): return 2\n", "work.py", "exec")
+    compiled.write_bytes(importlib._bootstrap_external._code_to_hash_pyc(code, bytes(8), checked=False))
+    test = "import pytest\nimport work\n\n\ndef test_f():\n    assert (work.f(), pytest.__cached__)\n"
+    job = original_job(TestFiles({"test_f.py": test}, ("test_f.py",)))
+    async with ProcessBackend(ProcessSettings(workspace_root=tmp_path / "w")) as backend:
+        opener = holding(work, lambda: backend.open(Limits(), Equipment(proxy=False)))
+        run = await observe(opener, job, is_gold=is_gold)
+    ((answer, *_),) = run.tests["test_f.py::test_f"].groups
+    assert "1" in str(answer)
+    assert "nonexistent" not in str(answer)
+    assert "pytest" in str(answer)
 
 
 def test_the_changed_functions_are_those_that_differ_or_use_what_does(write):

@@ -252,13 +252,22 @@ for fd in range(3, 64):
     except OSError:
         pass
 """
+REPLACED = """
+
+import sys
+
+frame = sys._getframe()
+while "_call_in_fork" not in frame.f_globals:
+    frame = frame.f_back
+frame.f_globals["_call_in_fork"] = lambda *rest: {"result": 1}
+"""
 
 
 @pytest.mark.parametrize(
     "candidate",
     [
         FORGED.format(line=b"case 0 is fine\n") + EQUIVALENT,
-        EQUIVALENT + "\n\nimport sys\nsys.modules['__main__']._call_in_fork = lambda *rest: {'result': 1}\n",
+        EQUIVALENT + REPLACED,
     ],
     ids=["a line without the nonce", "an answer of no form"],
 )
