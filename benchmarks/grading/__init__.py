@@ -1,0 +1,1 @@
+"""What judging by value adds to the grading of a rollout."""
