@@ -4,7 +4,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -92,14 +92,13 @@ class GradingCost:
         }
 
 
-def sample(tasks: Sequence[Task], seed: int, packages: int | None = None) -> list[Task]:
-    """One task of each package, or of the first few packages, drawn by the seed."""
+def sample(tasks: Sequence[Task], seed: int, packages: Collection[str] = ()) -> list[Task]:
+    """One task of each of these packages, or of all, drawn by the seed."""
     by_package: dict[str, list[Task]] = {}
     for task in tasks:
         by_package.setdefault(package_of(task), []).append(task)
-    return [
-        random.Random(f"{seed} {name}").choice(by_package[name]) for name in sorted(by_package)[:packages]
-    ]
+    chosen = sorted(packages or by_package)
+    return [random.Random(f"{seed} {name}").choice(by_package[name]) for name in chosen]
 
 
 def package_of(task: Task) -> str:

@@ -29,7 +29,7 @@ def test_a_quick_run_grades_a_task_of_two_packages_in_each_way(tmp_path):
     assert (written["quick"], written["repeats"], written["sandbox"]) == (True, 1, "bubblewrap")
     assert {"cpus", "load", "python"} <= set(written["machine"])
     rows = written["tasks"]
-    assert [row["package"] for row in rows] == list(PACKAGES[:2])
+    assert [row["package"] for row in rows] == ["inflection", "itsdangerous"]
     for row in rows:
         assert row["faults"] == []
         assert min(row["assertions"]) > 0
@@ -48,8 +48,7 @@ def test_a_sample_has_a_task_of_each_package_and_depends_on_the_seed_alone():
     tasks = all_tasks(task_set("swe"))
     chosen = sample(tasks, 0)
     assert tuple(map(package_of, chosen)) == PACKAGES
-    assert sample(list(reversed(tasks)), 0, 2) != []
-    assert [task.id for task in sample(tasks, 0, 2)] == [task.id for task in chosen[:2]]
+    assert sample(tasks, 0, PACKAGES[2:4]) == chosen[2:4]
     assert [task.id for task in sample(tasks, 1)] != [task.id for task in chosen]
 
 
