@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.grading.costs import GradingCost, measure, sample
+from environments.swe.package import packages
 from harnessgym.grading.cheats.scripted_agent import ScriptedAgent
 from harnessgym.registry import load
 from harnessgym.run_folder import write_json
@@ -41,6 +42,9 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="two packages, once each; times are no verdict")
     parser.add_argument("--repeats", type=int, help=f"verdicts of each kind; {_REPEATS}, or 1 with --quick")
+    parser.add_argument(
+        "--package", action="append", choices=sorted(packages()), help="only this one; repeatable"
+    )
     parser.add_argument("--seed", type=int, default=0, help="draws the tasks, and inputs of single stages")
     parser.add_argument("--sandbox", choices=("bubblewrap", "docker"), default="bubblewrap")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/out/grading.json"))
@@ -83,7 +87,9 @@ async def _measured(options: argparse.Namespace, console: Console) -> list[Gradi
     why = factory.unavailable()
     if why is not None:
         sys.exit(f"{options.sandbox}: {why}")
-    tasks = sample(all_tasks(task_set("swe")), options.seed, _QUICK if options.quick else ())
+    tasks = sample(
+        all_tasks(task_set("swe")), options.seed, options.package or (_QUICK if options.quick else ())
+    )
     costs = []
     with tempfile.TemporaryDirectory(prefix="harnessgym-grading-") as name:
         folder = Path(name)
