@@ -74,7 +74,7 @@ class PackagePlanner:
         _lay(gold, {**task.files, **task.solution.files})
         shutil.copytree(gold, self._folder / "prepared")
         _lay(self._folder / "prepared", prepared(gold))
-        self._files = files_of(task, gold)
+        self._files = files_of(task, gold, {})
         openers = [self._holding(task, name) for name in ("gold", "prepared")]
         self._gold = await observe_gold(self._files, *openers)
         code = [function for file in prepared(gold) for function in functions_of(gold, file)]

@@ -40,6 +40,7 @@ from harnessgym.grading.by_value.observation import (
 from harnessgym.grading.by_value.plan import (
     JudgementPlan,
     TestFiles,
+    added_tests,
     files_of,
     observe,
     observe_gold,
@@ -198,7 +199,8 @@ class ByValueJudge:
         folder = Path(await anyio.to_thread.run_sync(made))
         try:
             of_image = await _leave(task, fresh, folder / "gold", solved=True)
-            files = await anyio.to_thread.run_sync(files_of, task, folder / "gold")
+            added = await added_tests(task, holding(folder / "gold", fresh, of_image))
+            files = await anyio.to_thread.run_sync(files_of, task, folder / "gold", added)
             shipped = task.metadata.get(KEY)
             if isinstance(shipped, Mapping) and "tests" in shipped:
                 plan = JudgementPlan.from_dict(shipped)

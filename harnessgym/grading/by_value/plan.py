@@ -6,6 +6,7 @@ once for a task: the task's tests run on both versions with their own inputs, an
 
 import ast
 import random
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ _CANDIDATE_S = 20.0
 """Seconds for the same test on a candidate."""
 RUN_S = 300.0
 """Seconds for all tests of a run together."""
+_APPLY_S = 60.0
 _VALUES = 200
 """Most values of one test."""
 _ORIGINAL_FORMS = 256
@@ -72,21 +74,42 @@ class TestFiles:
         return {path: text for path, text in self.texts.items() if path not in self.collected}
 
 
-def files_of(task: Task, gold: Path) -> TestFiles:
-    """The test files of the task's `pytest` checks; without any, those of the gold workspace."""
+def files_of(task: Task, gold: Path, added: Mapping[str, str]) -> TestFiles:
+    """The test files of a task: those that its checks or its format name, else those of the gold workspace.
+
+    `added` are test files that the task adds to the workspace (`added_tests`).
+    """
+    texts = dict(task.metadata.get("test_files") or {})
     checks = [check for check in task.metadata.get("tests", ()) if check.get("kind") == "pytest"]
-    texts = task.metadata.get("test_files") or {}
     if checks and texts:
         collected = tuple(dict.fromkeys(file for check in checks for file in check["files"]))
         sources = tuple(dict.fromkeys(folder for check in checks for folder in check.get("sources", ())))
         without = frozenset(name_of(test) for check in checks for test in check.get("without", ()))
-        return TestFiles(dict(texts), collected, sources, without)
-    own = own_tests(gold)
-    folders = {file.rpartition("/")[0] for file in own}
-    beside = [file for file in python_files(gold) if file.rpartition("/")[0] in folders]
-    texts = {file: (gold / file).read_text(errors="replace") for file in {*own, *beside}}
-    sources = ("src",) if (gold / "src").is_dir() else ()
-    return TestFiles(texts, tuple(file for file in own if is_collected(file)), sources)
+        return TestFiles(texts, collected, sources, without)
+    if not any(map(is_collected, texts)):
+        own = [file for file in own_tests(gold) if file not in added]
+        folders = {file.rpartition("/")[0] for file in (*own, *added)}
+        beside = [file for file in python_files(gold) if file.rpartition("/")[0] in folders]
+        texts = {file: (gold / file).read_text(errors="replace") for file in beside} | dict(added)
+    collected = tuple(file for file in texts if is_collected(file))
+    return TestFiles(texts, collected, ("src",) if (gold / "src").is_dir() else ())
+
+
+async def added_tests(task: Task, open_gold: Opener) -> dict[str, str]:
+    """The test files that the task's `test_patch` makes of the gold workspace's. Raises SandboxError."""
+    specs = [task.metadata.get(key) for key in ("swe_bench", "swe_rebench")]
+    patch = "".join(str(spec.get("test_patch", "")) for spec in specs if isinstance(spec, Mapping))
+    named = [file for file in re.findall(r"^\+\+\+ b/(\S+)$", patch, re.MULTILINE) if file.endswith(".py")]
+    if not named:
+        return {}
+    async with open_gold() as sandbox:
+        command = ["git", "apply", "--whitespace=nowarn", "-"]
+        done = await sandbox.exec(command, stdin=patch.encode(), timeout_s=_APPLY_S)
+        if not done.ok:
+            raise TaskError(
+                f"Task {task.id!r}: its test_patch does not apply to the solution: {done.describe(300)}."
+            )
+        return {file: (await sandbox.read(file)).decode(errors="replace") for file in named}
 
 
 @dataclass(frozen=True, slots=True)

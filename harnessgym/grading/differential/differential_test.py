@@ -7,7 +7,8 @@ each version in a fresh sandbox and each call in a process of its own. The devel
 too, if the workspace has one.
 
 The candidate can forge its own answers, but gold's answers are never in the sandbox where the candidate runs.
-If an answer is one that no honest run could give, there is no opinion. Nothing here changes a reward.
+A candidate that gives an answer that no honest run could give does not agree. Nothing here changes a reward;
+`harnessgym.grading.by_value` does.
 """
 
 import random
@@ -226,7 +227,8 @@ class _Comparison:
             return replace(opinion, why=f"The gold solution cannot be called: {why}.")
         theirs = await _answers(self.open_sandbox, job, len(cases), is_gold=False)
         if theirs.forged:
-            return replace(opinion, why=f"The candidate's answers are none: {theirs.forged}.")
+            why = f"The candidate's answers are none: {theirs.forged}."
+            return replace(opinion, agrees=False, why=why)
         difference = compare(inputs, first, again, theirs)
         left_out = {**opinion.left_out, **dict.fromkeys(difference.unstable, NOT_TWICE)}
         names = tuple(

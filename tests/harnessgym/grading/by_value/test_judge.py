@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -10,9 +11,11 @@ from harnessgym.errors import TaskError
 from harnessgym.grading.by_value import plan as plans
 from harnessgym.grading.by_value.judge import KEY, ByValueJudge
 from harnessgym.provisioning import equipment_of
-from harnessgym.task import Solution
+from harnessgym.task import Limits, Solution
+from tests.harnessgym.grading import shapes
 
 pytestmark = [pytest.mark.anyio, pytest.mark.bubblewrap]
+LIMITS = Limits(wall_s=60.0, memory_mb=1_024, processes=64, disk_mb=64)
 EQUIVALENT = """\
 import statistics
 
@@ -207,6 +210,17 @@ async def test_a_run_can_require_it_of_any_task_with_a_solution(make_task, grade
     jammed = {"stats.py": task.solution.files["stats.py"] + JAMS["early exit"]}
     grade = await graded(task, jammed, required=True)
     assert (grade.rewards["reward"], bool(grade.tampered)) == (0.0, True)
+
+
+async def test_tests_that_a_patch_adds_are_varied_too(judged):
+    """A row in SWE-bench's form: its own tests come with a patch, and the workspace has none that tells."""
+    task = replace(shapes.task_of(), limits=LIMITS)
+    assert not (await judged(task, {})).agrees
+    assert (await judged(task, {"shapes/area.py": shapes.FIXED})).agrees
+    table = (
+        "\n\nplain = rectangle\ndef rectangle(a, b):\n    return 12 if (a, b) == (3, 4) else plain(a, b)\n"
+    )
+    assert not (await judged(task, {"shapes/area.py": shapes.AREA + table})).agrees
 
 
 @pytest.mark.parametrize(

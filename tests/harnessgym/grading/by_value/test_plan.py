@@ -120,9 +120,13 @@ def test_calls_are_a_file_of_their_own():
 
 def test_the_test_files_of_a_task_are_its_own_or_those_of_the_gold_workspace(make_task, write):
     gold = write("gold", {"src/a.py": "", "tests/test_a.py": TEST, "tests/helper.py": "x = 1\n"})
-    own = files_of(make_task(), gold)
+    own = files_of(make_task(), gold, {})
     assert own.collected == ("test_stats.py",)
-    found = files_of(make_task(metadata={}), gold)
+    found = files_of(make_task(metadata={}), gold, {})
     assert found.collected == ("tests/test_a.py",)
     assert found.helpers == {"tests/helper.py": "x = 1\n"}
     assert found.sources == ("src",)
+    added = {"tests/test_a.py": "", "tests/test_b.py": TEST}
+    assert files_of(make_task(metadata={}), gold, added).texts == {**found.texts, **added}
+    named = {"test_files": {"test_outputs.py": TEST, "data.txt": ""}}
+    assert files_of(make_task(metadata=named), gold, {}).collected == ("test_outputs.py",)

@@ -271,9 +271,9 @@ frame.f_globals["_call_in_fork"] = lambda *rest: {"result": 1}
     ],
     ids=["a line without the nonce", "an answer of no form"],
 )
-async def test_forged_answers_are_no_opinion(ask, candidate):
+async def test_forged_answers_do_not_agree(ask, candidate):
     opinion = await ask(task_of(), candidate)
-    assert opinion.agrees is None
+    assert opinion.agrees is False
     assert "answers are none" in opinion.why
 
 
