@@ -19,7 +19,7 @@ import tempfile
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -107,6 +107,29 @@ class ValueJudgement:
         return replace(grade, rewards=rewards, evidence=evidence)
 
 
+class GoldRuns:
+    """Gold's answers to the inputs of one draw, and to the same inputs once more if they are needed."""
+
+    def __init__(self, run: Callable[[], Awaitable[ObservedRun]]) -> None:
+        self._run = run
+        self._done: list[ObservedRun] = []
+        self._running = asyncio.Lock()
+
+    async def first(self) -> ObservedRun:
+        """The first run."""
+        return await self._at(0)
+
+    async def second(self) -> ObservedRun:
+        """Another run with the same inputs."""
+        return await self._at(1)
+
+    async def _at(self, number: int) -> ObservedRun:
+        async with self._running:
+            while len(self._done) <= number:
+                self._done.append(await self._run())
+        return self._done[number]
+
+
 class GoldReference:
     """The gold solution of a task on this machine, and the plan to judge by it."""
 
@@ -117,6 +140,8 @@ class GoldReference:
         """The workspace as the gold solution leaves it."""
         self.files = files
         self.plan = plan
+        self.kept_runs: dict[int, GoldRuns] = {}
+        """Runs with a seed that all judgements share."""
         self._of_image = of_image
 
     def opener(self, fresh: Opener) -> Opener:
@@ -132,9 +157,14 @@ class GoldReference:
 class ByValueJudge:
     """Judges by value. Keeps what it knows of the last tasks."""
 
-    def __init__(self, root: Path | None = None) -> None:
-        """`root` is the folder for gold solutions; by default that for temporary files."""
+    def __init__(self, root: Path | None = None, *, seed: int | None = None) -> None:
+        """`root` is the folder for gold solutions; by default that for temporary files.
+
+        With a `seed`, all candidates of a task get the same inputs and gold answers them only once. That is
+        for trying many cheats. In a run that trains, a policy could learn such inputs.
+        """
         self._root = root
+        self._seed = seed
         self._known: OrderedDict[str, GoldReference] = OrderedDict()
         self._making: dict[str, asyncio.Lock] = {}
 
@@ -150,18 +180,21 @@ class ByValueJudge:
         reference = await self.reference(task, fresh)
         if reference.plan.why:
             raise TaskError(f"Task {task.id!r} cannot be judged by value: {reference.plan.why}")
-        drawn = secrets.randbits(48) if seed is None else seed
+        given = self._seed if seed is None else seed
+        drawn = secrets.randbits(48) if given is None else given
         draw = random.Random(f"{task.id} {drawn}")
         job = await anyio.to_thread.run_sync(
             partial(variant_job, reference.files, reference.sources, reference.plan, draw)
         )
-        gold_run = partial(_gold_run, task, reference.opener(fresh), job)
-        gold, candidate = await _both(gold_run(), observe(open_sandbox, job, is_gold=False))
+        runs = GoldRuns(partial(_gold_run, task, reference.opener(fresh), job))
+        if given is not None and given == self._seed:
+            runs = reference.kept_runs.setdefault(given, runs)
+        gold, candidate = await _both(runs.first(), observe(open_sandbox, job, is_gold=False))
         expected: Mapping[str, TestObservation] = gold.tests
         differs = await anyio.to_thread.run_sync(_differences, expected, candidate)
         if differs:
             # What gold does not do twice alike says nothing about the candidate.
-            expected = await anyio.to_thread.run_sync(stable, gold, await gold_run())
+            expected = await anyio.to_thread.run_sync(stable, gold, await runs.second())
             differs = await anyio.to_thread.run_sync(_differences, expected, candidate)
         tampered = _tampered(candidate)
         return ValueJudgement(
@@ -268,7 +301,8 @@ async def differences_at(
 
 def sources_of(files: TestFiles, plan: JudgementPlan) -> dict[str, TestSource]:
     """The planned test files that are Python."""
-    sources = {test.file: source_of(test.file, files.texts[test.file]) for test in plan.tests}
+    names = dict.fromkeys(test.file for test in plan.tests)
+    sources = {file: source_of(file, files.texts[file]) for file in names}
     return {file: source for file, source in sources.items() if source is not None}
 
 

@@ -10,6 +10,7 @@ import pytest
 from harnessgym.errors import TaskError
 from harnessgym.grading.by_value import plan as plans
 from harnessgym.grading.by_value.judge import KEY, ByValueJudge
+from harnessgym.grading.upload import holding
 from harnessgym.provisioning import equipment_of
 from harnessgym.task import Limits, Solution
 from tests.harnessgym.grading import shapes
@@ -238,6 +239,29 @@ async def test_a_task_that_no_value_tells_is_never_a_zero(make_task, judged, fie
     """That is the task's fault: an error that says why, whatever the candidate does."""
     with pytest.raises(TaskError, match=why):
         await judged(make_task(**fields), {"stats.py": EQUIVALENT})
+
+
+async def test_candidates_that_share_a_seed_share_golds_answers(make_task, bubblewrap, tmp_path):
+    """Each further one costs its own run only."""
+    task = make_task()
+    opened = 0
+
+    def fresh():
+        nonlocal opened
+        opened += 1
+        return bubblewrap.open(task.limits, equipment_of(task, grades=True))
+
+    judge = ByValueJudge(tmp_path, seed=4)
+    reference = await judge.reference(task, fresh)
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w/stats.py").write_text(task.files["stats.py"])
+    counts = []
+    for _ in range(3):
+        opened = 0
+        assert not (await judge.judge(task, holding(tmp_path / "w", fresh), fresh)).agrees
+        counts.append(opened)
+    assert counts == [3, 1, 1]
+    assert (await judge.judge(task, reference.opener(fresh), fresh)).seed == 4
 
 
 async def test_gold_is_made_once_and_removed_with_the_judge(make_task, bubblewrap, tmp_path):
