@@ -25,7 +25,8 @@ from environments.swe.package import package, packages
 from environments.swe.tree import tree
 from harnessgym.errors import HarnessGymError, SandboxError
 from harnessgym.grading.by_value.calls import planned
-from harnessgym.grading.by_value.judge import differences_at
+from harnessgym.grading.by_value.judge import ReferenceRuns, sources_of
+from harnessgym.grading.by_value.observation import differences, stable
 from harnessgym.grading.by_value.plan import (
     GoldObservations,
     JudgementPlan,
@@ -35,6 +36,7 @@ from harnessgym.grading.by_value.plan import (
     planned_tests,
     prepared,
     record_calls,
+    variant_job,
 )
 from harnessgym.grading.differential.functions import changed, differing, functions_of
 from harnessgym.grading.differential.inputs import FunctionCall
@@ -88,13 +90,17 @@ class PackagePlanner:
         opened = self._holding(task, task.id)
         tests = await planned_tests(self._files, changed(gold, start), self._gold, opened)
         plan = JudgementPlan(tests, planned(differing(gold, start).functions, self._calls))
-        openers = (self._holding(task, "gold"), opened)
-        counts = [
-            len(await differences_at(random.Random(f"{task.id} {seed}"), self._files, plan, *openers))
-            for seed in range(self._seeds)
-        ]
+        counts = [await self._differences(task, plan, seed) for seed in range(self._seeds)]
         shutil.rmtree(start)
         return PlannedTask(plan, tuple(counts))
+
+    async def _differences(self, task: Task, plan: JudgementPlan, seed: int) -> int:
+        """How many tests and calls with the inputs of a seed tell the faulty package from the original."""
+        draw = random.Random(f"{task.id} {seed}")
+        job = variant_job(self._files, sources_of(self._files, plan), plan, draw)
+        runs = ReferenceRuns(job, self._holding(task, "gold"), self._holding(task, task.id))
+        expected = stable(await runs.run("gold"), await runs.run("gold again"))
+        return len(list(differences(expected, (await runs.run("start")).tests)))
 
     def _holding(self, task: Task, name: str) -> Opener:
         fresh = partial(self._backend.open, task.limits, equipment_of(task, grades=True))

@@ -3,6 +3,7 @@
 The inputs are drawn from a seed that is new at every judgement, so what the candidate can know beforehand,
 the visible tests included, does not answer them. All comparing happens on this machine, on values that it
 decoded itself. Where the candidate differs, gold runs again: what it does not do twice alike is not compared.
+The initial files run too: inputs that do not tell them from gold are drawn again.
 
 What the candidate causes counts against it. A difference gives no reward. Lines that the runner cannot have
 written, a run that ends early, and a run that hangs where gold does not are tampering. What a task causes is
@@ -19,15 +20,15 @@ import tempfile
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal
 
 import anyio.to_thread
 
-from harnessgym.errors import TaskError
+from harnessgym.errors import SandboxError, TaskError
 from harnessgym.grading.artifacts import collected_artifacts
 from harnessgym.grading.by_value.calls import planned
 from harnessgym.grading.by_value.observation import (
@@ -57,9 +58,10 @@ from harnessgym.grading.verifier import Opener
 from harnessgym.task import Grade, Task
 from harnessgym.task_setup.workspace_setup import furnish, solve
 
-T = TypeVar("T")
 KEY = "by_value"
 """Key of the plan in a task's metadata, and of the judgement in a grade's evidence."""
+_DRAWS = 5
+"""Most draws of inputs until one shows the task's fault."""
 _KEPT = 32
 """Tasks whose gold solution is kept on this machine."""
 _SHOWN = 5
@@ -75,15 +77,19 @@ class ValueJudgement:
     """How the candidate's values compare with gold's."""
 
     agrees: bool
-    seed: int
-    """Seed of the inputs. The same seed gives the same inputs."""
     tests: int
     """Tests that were compared, each with inputs of its own."""
     assertions: int
     """Assertions whose values were compared."""
+    shown: int
+    """Tests whose values differ on the initial files: how well these inputs tell right from wrong."""
     differs: tuple[ValueDifference, ...] = ()
     tampered: str = ""
     """What the candidate did that no honest run does; empty if nothing."""
+    seed: int = 0
+    """Seed of the inputs. The same seed gives the same inputs."""
+    draws: int = 1
+    """Draws until one told the initial files from gold."""
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,6 +99,8 @@ class ValueJudgement:
             "seed": self.seed,
             "tests": self.tests,
             "assertions": self.assertions,
+            "shown": self.shown,
+            "draws": self.draws,
             "differences": len(self.differs),
             "differs": [difference.to_dict() for difference in self.differs[:_SHOWN]],
             "seconds": round(self.seconds, 3),
@@ -107,27 +115,39 @@ class ValueJudgement:
         return replace(grade, rewards=rewards, evidence=evidence)
 
 
-class GoldRuns:
-    """Gold's answers to the inputs of one draw, and to the same inputs once more if they are needed."""
+class ReferenceRuns:
+    """The answers of gold and of the initial files to the inputs of one draw. Each run is made once."""
 
-    def __init__(self, run: Callable[[], Awaitable[ObservedRun]]) -> None:
-        self._run = run
-        self._done: list[ObservedRun] = []
-        self._running = asyncio.Lock()
+    def __init__(self, job: Mapping[str, Any], open_gold: Opener, open_start: Opener) -> None:
+        self._job = job
+        self._openers = {"gold": open_gold, "gold again": open_gold, "start": open_start}
+        self._done: dict[str, ObservedRun] = {}
+        self._running = {name: asyncio.Lock() for name in self._openers}
 
-    async def first(self) -> ObservedRun:
-        """The first run."""
-        return await self._at(0)
+    async def run(self, name: Literal["gold", "gold again", "start"]) -> ObservedRun:
+        """A run by name; `gold again` has the same inputs as `gold`.
 
-    async def second(self) -> ObservedRun:
-        """Another run with the same inputs."""
-        return await self._at(1)
+        Raises SandboxError when a sandbox failed, or if gold's tests time out, which says nothing about them.
+        """
+        async with self._running[name]:
+            if name not in self._done:
+                self._done[name] = await self._observed(name)
+        return self._done[name]
 
-    async def _at(self, number: int) -> ObservedRun:
-        async with self._running:
-            while len(self._done) <= number:
-                self._done.append(await self._run())
-        return self._done[number]
+    async def _observed(self, name: str) -> ObservedRun:
+        run = await observe(self._openers[name], self._job, is_gold=True)
+        if name == "start":
+            return run
+        if run.forged or not run.ended:
+            why = run.forged or "its tests do not come to an end"
+            raise TaskError(f"The values of the solution are not known: {why}.")
+        answered = sum(not each.broken for each in run.tests.values())
+        if answered < len(self._job["tests"]) / 2:
+            raise SandboxError(
+                f"The solution answered {answered} of {len(run.tests)} tests in time. This machine is too "
+                "busy to judge by value."
+            )
+        return run
 
 
 class GoldReference:
@@ -138,15 +158,21 @@ class GoldReference:
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.workspace = folder / "gold"
         """The workspace as the gold solution leaves it."""
+        self.start = folder / "start"
+        """The workspace without the solution."""
         self.files = files
         self.plan = plan
-        self.kept_runs: dict[int, GoldRuns] = {}
+        self.kept_runs: dict[int, ReferenceRuns] = {}
         """Runs with a seed that all judgements share."""
         self._of_image = of_image
 
     def opener(self, fresh: Opener) -> Opener:
         """Opens sandboxes with the gold solution."""
         return holding(self.workspace, fresh, self._of_image)
+
+    def runs(self, job: Mapping[str, Any], fresh: Opener) -> ReferenceRuns:
+        """The runs of a job on the gold solution and on the initial files."""
+        return ReferenceRuns(job, self.opener(fresh), holding(self.start, fresh, self._of_image))
 
     @cached_property
     def sources(self) -> Mapping[str, TestSource]:
@@ -182,29 +208,17 @@ class ByValueJudge:
             raise TaskError(f"Task {task.id!r} cannot be judged by value: {reference.plan.why}")
         given = self._seed if seed is None else seed
         drawn = secrets.randbits(48) if given is None else given
-        draw = random.Random(f"{task.id} {drawn}")
-        job = await anyio.to_thread.run_sync(
-            partial(variant_job, reference.files, reference.sources, reference.plan, draw)
-        )
-        runs = GoldRuns(partial(_gold_run, task, reference.opener(fresh), job))
-        if given is not None and given == self._seed:
-            runs = reference.kept_runs.setdefault(given, runs)
-        gold, candidate = await _both(runs.first(), observe(open_sandbox, job, is_gold=False))
-        expected: Mapping[str, TestObservation] = gold.tests
-        differs = await anyio.to_thread.run_sync(_differences, expected, candidate)
-        if differs:
-            # What gold does not do twice alike says nothing about the candidate.
-            expected = await anyio.to_thread.run_sync(stable, gold, await runs.second())
-            differs = await anyio.to_thread.run_sync(_differences, expected, candidate)
-        tampered = _tampered(candidate)
-        return ValueJudgement(
-            agrees=not differs and not tampered,
-            seed=drawn,
-            tests=len(expected),
-            assertions=sum(len(each.groups) for each in expected.values()),
-            differs=differs,
-            tampered=tampered,
-            seconds=time.monotonic() - began,
+        # What a draw does not show on the initial files, it would not show on a cheat.
+        for turn in range(_DRAWS):
+            job = await anyio.to_thread.run_sync(_job, task, reference, drawn, turn)
+            runs = reference.runs(job, fresh)
+            if given is not None and given == self._seed:
+                runs = reference.kept_runs.setdefault(turn, runs)
+            judgement = await _judgement(runs, job, open_sandbox)
+            if judgement.shown:
+                return replace(judgement, seed=drawn, draws=turn + 1, seconds=time.monotonic() - began)
+        raise TaskError(
+            f"Task {task.id!r}: {_DRAWS} draws of inputs do not tell the initial files from the solution."
         )
 
     async def reference(self, task: Task, fresh: Opener) -> GoldReference:
@@ -232,21 +246,21 @@ class ByValueJudge:
         folder = Path(await anyio.to_thread.run_sync(made))
         try:
             of_image = await _leave(task, fresh, folder / "gold", solved=True)
+            await _leave(task, fresh, folder / "start", solved=False)
             added = await added_tests(task, holding(folder / "gold", fresh, of_image))
             files = await anyio.to_thread.run_sync(files_of, task, folder / "gold", added)
             shipped = task.metadata.get(KEY)
             if isinstance(shipped, Mapping) and "tests" in shipped:
                 plan = JudgementPlan.from_dict(shipped)
             else:
-                plan = await _plan(task, files, folder, fresh)
+                plan = await _plan(files, folder, fresh)
             return GoldReference(folder, of_image, files, plan)
         except BaseException:
             await anyio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
             raise
 
 
-async def _plan(task: Task, files: TestFiles, place: Path, fresh: Opener) -> JudgementPlan:
-    await _leave(task, fresh, place / "start", solved=False)
+async def _plan(files: TestFiles, place: Path, fresh: Opener) -> JudgementPlan:
     functions = await anyio.to_thread.run_sync(changed, place / "gold", place / "start")
     if not functions:
         return JudgementPlan(why="The solution changes no Python function.")
@@ -286,19 +300,6 @@ async def _leave(task: Task, fresh: Opener, folder: Path, *, solved: bool) -> tu
             return evidence.of_image
 
 
-async def differences_at(
-    draw: random.Random, files: TestFiles, plan: JudgementPlan, open_gold: Opener, open_candidate: Opener
-) -> tuple[ValueDifference, ...]:
-    """How a candidate differs from gold on the inputs of one draw. Raises SandboxError."""
-    sources = sources_of(files, plan)
-    job = await anyio.to_thread.run_sync(variant_job, files, sources, plan, draw)
-    gold, candidate = await _both(
-        observe(open_gold, job, is_gold=True), observe(open_candidate, job, is_gold=False)
-    )
-    expected = stable(gold, await observe(open_gold, job, is_gold=True))
-    return _differences(expected, candidate)
-
-
 def sources_of(files: TestFiles, plan: JudgementPlan) -> dict[str, TestSource]:
     """The planned test files that are Python."""
     names = dict.fromkeys(test.file for test in plan.tests)
@@ -306,22 +307,43 @@ def sources_of(files: TestFiles, plan: JudgementPlan) -> dict[str, TestSource]:
     return {file: source for file, source in sources.items() if source is not None}
 
 
-async def _gold_run(task: Task, open_gold: Opener, job: Mapping[str, Any]) -> ObservedRun:
-    run = await observe(open_gold, job, is_gold=True)
-    if run.forged or not run.ended:
-        raise TaskError(
-            f"Task {task.id!r}: the values of the solution are not known: {run.forged or 'no end'}."
-        )
-    return run
+def _job(task: Task, reference: GoldReference, seed: int, turn: int) -> dict[str, Any]:
+    draw = random.Random(f"{task.id} {seed} {turn}")
+    return variant_job(reference.files, reference.sources, reference.plan, draw)
 
 
-async def _both(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, T]) -> tuple[T, T]:
-    """Awaits two coroutines at one time. Raises the first error, after both have ended."""
-    done = await asyncio.gather(first, second, return_exceptions=True)
+async def _judgement(runs: ReferenceRuns, job: Mapping[str, Any], open_sandbox: Opener) -> ValueJudgement:
+    gold, start, candidate = await _all(
+        runs.run("gold"), runs.run("start"), observe(open_sandbox, job, is_gold=False)
+    )
+    expected: Mapping[str, TestObservation] = gold.tests
+    shown = await anyio.to_thread.run_sync(_differences, expected, start)
+    differs = await anyio.to_thread.run_sync(_differences, expected, candidate)
+    if differs and shown:
+        # What gold does not do twice alike says nothing about the candidate.
+        expected = await anyio.to_thread.run_sync(stable, gold, await runs.run("gold again"))
+        shown = await anyio.to_thread.run_sync(_differences, expected, start)
+        differs = await anyio.to_thread.run_sync(_differences, expected, candidate)
+    tampered = _tampered(candidate)
+    return ValueJudgement(
+        agrees=not differs and not tampered,
+        tests=len(expected),
+        assertions=sum(len(each.groups) for each in expected.values()),
+        shown=len(shown),
+        differs=differs,
+        tampered=tampered,
+    )
+
+
+async def _all(*runs: Coroutine[Any, Any, ObservedRun]) -> list[ObservedRun]:
+    """Awaits all at one time. Raises the first error, after all have ended."""
+    done = await asyncio.gather(*runs, return_exceptions=True)
+    observed = []
     for each in done:
         if isinstance(each, BaseException):
             raise each
-    return done[0], done[1]  # type: ignore[return-value]
+        observed.append(each)
+    return observed
 
 
 def _differences(

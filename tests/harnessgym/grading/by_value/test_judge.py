@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from harnessgym.errors import TaskError
+from harnessgym.errors import SandboxError, TaskError
+from harnessgym.grading.by_value import judge as judging
 from harnessgym.grading.by_value import plan as plans
 from harnessgym.grading.by_value.judge import KEY, ByValueJudge
 from harnessgym.grading.upload import holding
 from harnessgym.provisioning import equipment_of
 from harnessgym.task import Limits, Solution
 from tests.harnessgym.grading import shapes
+from tests.harnessgym.grading.by_value.conftest import BROKEN
 
 pytestmark = [pytest.mark.anyio, pytest.mark.bubblewrap]
 LIMITS = Limits(wall_s=60.0, memory_mb=1_024, processes=64, disk_mb=64)
@@ -134,6 +136,10 @@ if hasattr(builtins, "__observe__"):
 """
 
 
+def without_tests(*args):
+    return {**plans.variant_job(*args), "tests": {}}
+
+
 async def test_gold_agrees_with_itself(make_task, judged):
     task = make_task()
     judgement = await judged(task, task.solution.files)
@@ -141,6 +147,7 @@ async def test_gold_agrees_with_itself(make_task, judged):
     assert judgement.tests >= plans._VARIANTS
     assert judgement.assertions >= plans._VARIANTS
     assert judgement.differs == ()
+    assert judgement.shown >= 3
 
 
 async def test_another_right_solution_agrees(make_task, judged):
@@ -260,8 +267,37 @@ async def test_candidates_that_share_a_seed_share_golds_answers(make_task, bubbl
         opened = 0
         assert not (await judge.judge(task, holding(tmp_path / "w", fresh), fresh)).agrees
         counts.append(opened)
-    assert counts == [3, 1, 1]
+    assert counts == [4, 1, 1]
     assert (await judge.judge(task, reference.opener(fresh), fresh)).seed == 4
+
+
+async def test_inputs_that_do_not_show_the_fault_are_drawn_again(make_task, judged):
+    """A fault that one input in a few shows: no draw that shows nothing decides, whatever the candidate."""
+    gold = BROKEN.replace(
+        "    return sorted", "    if len(values) == 2:\n        return -1\n    return sorted"
+    )
+    test = "from stats import median\n\n\ndef test_two():\n    assert median([4, 8]) == -1\n"
+    task = make_task(gold=gold, test=test, ids=("test_two",))
+    for seed in range(4):
+        judgement = await judged(task, {}, seed)
+        assert judgement.shown >= 1
+        assert not judgement.agrees
+    assert (await judged(task, {"stats.py": gold}, 0)).agrees
+
+
+async def test_a_draw_that_can_show_nothing_is_the_tasks_fault(make_task, judged, monkeypatch):
+    monkeypatch.setattr(judging, "variant_job", without_tests)
+    with pytest.raises(TaskError, match="do not tell the initial files"):
+        await judged(make_task(), {"stats.py": EQUIVALENT})
+
+
+async def test_a_machine_that_is_too_busy_for_gold_gives_no_verdict(make_task, judged, monkeypatch):
+    """Else nothing would be compared, and everything would agree."""
+    task = make_task()
+    await judged(task, {}, 0)  # the plan is made before
+    monkeypatch.setattr(plans, "_GOLD_S", 0.0001)
+    with pytest.raises(SandboxError, match="too busy"):
+        await judged(task, {})
 
 
 async def test_gold_is_made_once_and_removed_with_the_judge(make_task, bubblewrap, tmp_path):
