@@ -17,6 +17,8 @@ from harnessgym.sandbox import Capability, Equipment, InstallStep
 from harnessgym.sandboxes.folders import check_collected, checked_folders
 from harnessgym.task import Task
 
+HIDDEN = "hidden"
+"""Key of a task's metadata."""
 _NOWHERE = Endpoint("http://127.0.0.1", "-")
 
 
@@ -43,7 +45,7 @@ def equipment(harness: Harness, task: Task, capabilities: AbstractSet[Capability
     """
     readable = tuple(dict.fromkeys(harness.launch(task, _NOWHERE).readable))
     if Capability.IMAGE not in capabilities:
-        return Equipment(readable=readable)
+        return Equipment(readable=readable, hidden=hidden_packages(task))
     own = equipment_of(task)
     install = (*own.install, *harness.install())
     return replace(own, image=own.image or harness.image, install=install, readable=readable)
@@ -62,11 +64,30 @@ def equipment_of(task: Task, *, grades: bool = False) -> Equipment:
     testing = task.grading.install if grades or task.verifier == "shared" else ()
     install = tuple(InstallStep(command) for command in (*task.install, *testing))
     check_collected(task.collect, folders := checked_folders(task.folders))
-    own = Equipment(image=task.image or "", home=task.home, folders=folders, install=install)
+    own = Equipment(
+        image=task.image or "", home=task.home, folders=folders, install=install, hidden=hidden_packages(task)
+    )
     if not grades:
         return replace(own, env=tuple(sorted(task.env.items())))
     # A grader needs no model. Without the proxy, the agent's code that it runs cannot make calls either.
     return replace(own, image=task.grading.image or own.image, proxy=False, grades=True)
+
+
+def hidden_packages(task: Task) -> tuple[str, ...]:
+    """What a task declares that no sandbox may show of HarnessGym's own environment: `hidden = ["torch"]`.
+
+    These are names in `site-packages`, with wildcards. The package that a task is about may be installed
+    there, and others have copies of parts of it. Raises `TaskError` for anything but names.
+    """
+    declared = task.metadata.get(HIDDEN, ())
+    names = declared if isinstance(declared, list | tuple) else (None,)
+    for name in names:
+        if not isinstance(name, str) or not name.strip("*.") or "/" in name:
+            raise TaskError(
+                f"Task {task.id!r}: {HIDDEN} is {declared!r}. Give a list of names of packages, such as "
+                '["torch", "tool*"].'
+            )
+    return tuple(names)
 
 
 def image_of(name: str) -> tuple[str, tuple[InstallStep, ...]]:

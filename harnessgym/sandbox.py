@@ -92,6 +92,9 @@ class Equipment:
     `Capability.IMAGE`."""
     proxy: bool = True
     """Whether the proxy can be reached. Grading sandboxes reach nothing."""
+    hidden: tuple[str, ...] = ()
+    """Names, with wildcards, of what no sandbox shows of the packages that HarnessGym's own environment has
+    (`harnessgym.provisioning.hidden_packages`). Images do not have them."""
     grades: bool = False
     """Whether its commands judge others' code. No process of such a sandbox can trace another, and a kernel
     with Landlock lets none write into another's memory."""

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from environments.swe.edit import edited, patch
@@ -10,11 +11,14 @@ from environments.swe.manifest import ManifestTask, PackageManifest, read
 from environments.swe.package import SourcePackage
 from environments.swe.tree import Tree, tree
 from harnessgym.grading.by_value.judge import KEY
+from harnessgym.provisioning import HIDDEN
 from harnessgym.task import Limits, Setup, Solution, Task
 
 LIMITS = Limits(wall_s=1_800.0, turns=150)
 GRADER = "harnessgym.grading.checklist:verifier"
 _TESTS_S = 120.0
+_COPIES = ("torch",)
+"""Packages beside HarnessGym with parts of others: PyTorch has some of toolz. No task needs them."""
 _SETUP = """command -v git >/dev/null || exit 0
 git init -q -b main . && git config user.name agent && git config user.email agent@localhost && git add -A -f
 export GIT_AUTHOR_DATE=2000-01-01T00:00:00Z GIT_COMMITTER_DATE=2000-01-01T00:00:00Z
@@ -90,6 +94,7 @@ def _metadata(
         "problem_statement": entry.statement,
         "fail_to_pass": entry.failing,
         "pass_to_pass": tuple(test for test in manifest.tests if test not in failing),
+        HIDDEN: (*_COPIES, *(PurePosixPath(code).name for code in tree.package.code)),
         "kinds": entry.kinds,
         "functions": entry.functions,
         **({} if entry.plan is None else {KEY: entry.plan.to_dict()}),

@@ -60,6 +60,7 @@ FREE = ("folder", "at_once", "serve", *EngineTimeouts.model_fields)
 """Settings that may differ when a campaign resumes, because they change no result."""
 _NOT_RECORDED_ONCE = {
     "session": CampaignSettings.model_fields["session"].default.model_dump(mode="json"),
+    "hidden": [],
     "second_opinion": "off",
     "integrity": "any",
 }
@@ -222,7 +223,7 @@ class BatchRollout:
             proxy_url=proxy.url,
             sandbox=self.settings.sandbox,
         )
-        backend = make_backend(settings, self.folder.workspaces)
+        backend = make_backend(settings, self.folder.workspaces, hidden=self.settings.hidden)
         self._refuse_unfit(backend)
         async with ControlClient(proxy.control_url, proxy.control_key) as control, backend:
             harnesses = {self.section.name: make_harness(self.section, backend.capabilities)}

@@ -40,6 +40,8 @@ class CampaignSettings(EngineTimeouts):
     """Registered harness, or `module:Class`."""
     harness_settings: dict[str, Any] = Field(default_factory=dict)
     sandbox: str = "bubblewrap"
+    hidden: tuple[Path, ...] = ()
+    """Files and folders that no sandbox shows; see `SandboxSection.hidden`."""
     samples: int = Field(1, gt=0)
     """Rollouts per task."""
     seed: int = 0
@@ -88,11 +90,19 @@ def chosen_tasks(settings: CampaignSettings) -> tuple[list[Task], list[str]]:
     if fit.refusal and not settings.unfit:
         chosen = [task for task in chosen if task.id not in fit.failed]
         remarks.append(f"left out: {fit.refusal}\n--unfit runs them all the same.")
+    required = settings.second_opinion == "required"
+    if required and fit.opinion_refusal and not settings.unfit:
+        chosen = [task for task in chosen if task.id not in fit.no_opinion]
+        remarks.append(f"left out: {fit.opinion_refusal}\n--unfit runs them all the same.")
     if not chosen:
-        raise ConfigError(f"No task is left to run. {fit.refusal}\n--unfit runs them all the same.")
+        why = fit.refusal or fit.opinion_refusal
+        raise ConfigError(f"No task is left to run. {why}\n--unfit runs them all the same.")
     chosen = chosen[: settings.limit]
-    if warning := fit.of(chosen).warning:
-        remarks.append(warning)
+    left = fit.of(chosen)
+    if left.warning:
+        remarks.append(left.warning)
+    if required and left.opinion_warning:
+        remarks.append(left.opinion_warning)
     if weak := refusal(chosen, settings.second_opinion, settings.integrity):
         raise ConfigError(weak)
     if settings.timeout_s is None:

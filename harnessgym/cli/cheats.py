@@ -4,7 +4,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harnessgym.cli.tasks.arguments import Hidden
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from harnessgym.grading.cheats.cheat import Cheat
     from harnessgym.grading.cheats.scripted_agent import CheatResult
     from harnessgym.task import Task
@@ -42,6 +46,7 @@ def register(root: typer.Typer) -> None:
         ] = 0,
         seed: Annotated[int, typer.Option(min=0, help="Draws the disguises.")] = 0,
         limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many tasks.")] = None,
+        hidden: Hidden = None,
         json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")] = False,
     ) -> None:
         """Run agents that cheat against tasks, sandbox and graders: every one must get nothing."""
@@ -56,7 +61,7 @@ def register(root: typer.Typer) -> None:
         cheats = disguised(named(cheat or ()), seed, disguises)
         whole_set = task_set(tasks)
         chosen = [*whole_set.tasks("train"), *whole_set.tasks("test")][:limit]
-        results, skipped = asyncio.run(_run(chosen, cheats, sandbox))
+        results, skipped = asyncio.run(_run(chosen, cheats, sandbox, tuple(hidden or ())))
         if json:
             typer.echo(encoder.dumps(report.as_json(results, skipped), indent=2))
         else:
@@ -71,7 +76,7 @@ def register(root: typer.Typer) -> None:
 
 
 async def _run(
-    tasks: "list[Task]", cheats: "tuple[Cheat, ...]", sandbox: str
+    tasks: "list[Task]", cheats: "tuple[Cheat, ...]", sandbox: str, hidden: "tuple[Path, ...]"
 ) -> "tuple[list[CheatResult], list[tuple[str, str]]]":
     """The results in order, and the tasks that this backend cannot run."""
     import tempfile
@@ -79,15 +84,10 @@ async def _run(
 
     from rich.console import Console
 
-    from harnessgym.errors import SandboxError
+    from harnessgym.cli.tasks.check import backend
     from harnessgym.grading.cheats.environment import provider_keys
     from harnessgym.grading.cheats.suite import missing, suite
-    from harnessgym.registry import load
 
-    factory = load("sandbox", sandbox)
-    problem = factory.unavailable()
-    if problem is not None:
-        raise SandboxError(problem)
     results: list[CheatResult] = []
     skipped: list[tuple[str, str]] = []
     with (
@@ -95,12 +95,9 @@ async def _run(
         tempfile.TemporaryDirectory(prefix="harnessgym-cheats-") as folder,
         Console(stderr=True).status("") as status,
     ):
-        async with (
-            factory(factory.settings(workspace_root=Path(folder))) as backend,
-            suite(backend) as running,
-        ):
+        async with backend(sandbox, Path(folder), hidden) as opened, suite(opened) as running:
             for task in tasks:
-                if needed := missing(task, backend):
+                if needed := missing(task, opened):
                     skipped.append((task.id, needed))
                     continue
                 async for result in running.run(task, cheats):

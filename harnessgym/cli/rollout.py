@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harnessgym.cli.tasks.arguments import Hidden
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -73,6 +75,7 @@ def register(root: typer.Typer) -> None:
         sandbox: Annotated[
             str, typer.Option(help="process, bubblewrap, docker or `module:Class`.")
         ] = "bubblewrap",
+        hidden: Hidden = None,
         upstream: Annotated[str | None, typer.Option(help="What answers.")] = None,
         at_once: Annotated[
             int, typer.Option("-n", "--at-once", min=1, help="Harnesses that run at one time.")
@@ -150,8 +153,8 @@ def register(root: typer.Typer) -> None:
         options: dict[str, Any] = {
             "folder": folder, "tasks": tasks, "harness": harness,
             "harness_settings": settings_of(settings or []),
-            "sandbox": sandbox, "upstream": upstream, "at_once": at_once, "samples": samples,
-            "split": split, "limit": limit,
+            "sandbox": sandbox, "hidden": tuple(hidden or ()), "upstream": upstream, "at_once": at_once,
+            "samples": samples, "split": split, "limit": limit,
             "task": tuple(task or ()), "unfit": unfit, "seed": seed, "temperature": temperature,
             "max_tokens": max_tokens,
             "max_length": max_length, "timeout_s": timeout, "retries": retry, "policy": policy,

@@ -251,6 +251,7 @@ def as_in_run(config: RunConfig, harness: str | None, notify: Callable[[str], No
         "harness": section.type,
         "harness_settings": section.settings,
         "sandbox": choose_sandbox(config, notify, lambda backend: load("sandbox", backend).unavailable()),
+        "hidden": config.sandbox.hidden,
         "temperature": config.sampling.temperature,
         "max_tokens": config.sampling.max_tokens,
         "max_length": config.engine.max_length,

@@ -56,6 +56,7 @@ class HarnessEnv(gymnasium.Env[str, str]):
         harness: str = "command",
         harness_settings: Mapping[str, Any] | None = None,
         sandbox: str = "bubblewrap",
+        hidden: Sequence[str | Path] = (),
         max_steps: int = 64,
         wall_s: float = 1_800.0,
         policy: str | Path | None = None,
@@ -63,7 +64,7 @@ class HarnessEnv(gymnasium.Env[str, str]):
         render_mode: str | None = None,
     ) -> None:
         """`harness` and its settings are those of `harnessgym rollout`. `policy` is a model folder whose chat
-        template and tokenizer are used.
+        template and tokenizer are used. `hidden` names files and folders that no sandbox shows.
 
         Traces go to `folder`, which must be this environment's own; without it they are discarded. An episode
         is truncated after `max_steps` actions or `wall_s` seconds of the harness. Nothing is opened before
@@ -80,6 +81,7 @@ class HarnessEnv(gymnasium.Env[str, str]):
         self._harness = harness
         self._harness_settings = dict(harness_settings or {})
         self._sandbox = sandbox
+        self._hidden = tuple(map(Path, hidden))
         self._max_steps = max_steps
         self._wall_s = wall_s
         self._policy, self._folder = (None if path is None else Path(path) for path in (policy, folder))
@@ -188,7 +190,12 @@ class HarnessEnv(gymnasium.Env[str, str]):
             )
             self._portal = stack.enter_context(Portal())
             opening = desk(
-                folder.resolve(), self._harness, self._harness_settings, self._sandbox, self._policy
+                folder.resolve(),
+                self._harness,
+                self._harness_settings,
+                self._sandbox,
+                self._policy,
+                self._hidden,
             )
             self._desk = stack.enter_context(self._portal.enter(opening))
             # Only now does the environment own them: if opening fails halfway, the stack has closed the rest.

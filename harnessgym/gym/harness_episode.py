@@ -69,7 +69,12 @@ class Waiting:
 
 @asynccontextmanager
 async def desk(
-    folder: Path, harness: str, settings: Mapping[str, Any], sandbox: str, policy: Path | None
+    folder: Path,
+    harness: str,
+    settings: Mapping[str, Any],
+    sandbox: str,
+    policy: Path | None,
+    hidden: tuple[Path, ...] = (),
 ) -> AsyncIterator[SharedResources]:
     """Open what the episodes share, in a folder. The proxy ends with the thread that started it.
 
@@ -92,7 +97,9 @@ async def desk(
             proxy_url=address.url,
             sandbox=sandbox,
         )
-        backend = await stack.enter_async_context(make_backend(settings_of_node, run.workspaces))
+        backend = await stack.enter_async_context(
+            make_backend(settings_of_node, run.workspaces, hidden=hidden)
+        )
         control = await stack.enter_async_context(ControlClient(address.control_url, address.control_key))
         made = make_harness(section, backend.capabilities)
         yield SharedResources(store, run_id, proxy, control, backend, made, section, sandbox)

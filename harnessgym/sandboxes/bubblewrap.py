@@ -50,6 +50,7 @@ _ETC = (
     "mime.types",
 )
 _SITE = "lib/python3*/site-packages"
+_ANY_SITE = "*-packages"
 _SYSTEM_PREFIXES = ("/usr", "/usr/local")
 """Prefixes of interpreters that the system, or a container image, brings."""
 _PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -148,16 +149,26 @@ class Bubblewrap(LocalBackend):
         return SandboxPaths(walls.WORKSPACE, env)
 
     def confine(
-        self, order: ForkOrder, workspace: Path, readable: Sequence[str], port: int, python: str
+        self,
+        order: ForkOrder,
+        workspace: Path,
+        readable: Sequence[str],
+        port: int,
+        python: str,
+        hidden: tuple[str, ...],
     ) -> ForkOrder:
         """Adds namespaces, hidden and exposed paths, and the served port to an order."""
         known = interpreter_of(python or sys.executable)
         exposed = [path for path in (*known.prefixes, *readable) if _is_covered(path)]
         inside = f"{_NODE}/{workspace.relative_to(self.root)}"
+        answers = [*task_folders((*known.prefixes, *_SYSTEM_PREFIXES)), *unused_packages(known)]
+        # An agent's own installation stays whole: it may need what our environment has by chance.
+        if hidden and known == interpreter_of(sys.executable):
+            answers += entries_of(known, hidden)
         return replace(
             order,
             workspace=inside,
-            hidden=[_NODE, *task_folders((*known.prefixes, *_SYSTEM_PREFIXES)), *unused_packages(known)],
+            hidden=[_NODE, *answers],
             exposed=exposed,
             tmp_bytes=self._own.tmp_mb << 20,
             port=port,
@@ -336,6 +347,13 @@ def interpreter_of(python: str) -> Interpreter:
     return Interpreter(
         tuple(sorted(path for path in prefixes if not path.startswith("/usr"))), tuple(imports)
     )
+
+
+@functools.cache
+def entries_of(interpreter: Interpreter, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Files and folders with these names, or matching them, in an interpreter's folders of packages."""
+    sites = [Path(path) for path in interpreter.imports if Path(path).match(_ANY_SITE)]
+    return tuple(sorted({str(path) for site in sites for name in names for path in site.glob(name)}))
 
 
 @functools.cache

@@ -196,9 +196,10 @@ class LocalBackend:
         readable: Sequence[str],  # noqa: ARG002
         port: int,  # noqa: ARG002
         python: str,  # noqa: ARG002
+        hidden: tuple[str, ...],  # noqa: ARG002
     ) -> ForkOrder:
         """Adds this backend's isolation to an order.
 
-        `python` is the interpreter that is forked; empty is ours.
+        `python` is the interpreter that is forked; empty is ours. `hidden` is that of the equipment.
         """
         return order

@@ -124,7 +124,9 @@ class LocalSandbox:
         time_s, most = bounds(options, self._limits)
         own = {**(outside.env if outside is not None else {}), **(options.get("env") or {})}
         order = self._order(interpreter(cmd, kind.python), own, options.get("cwd", "."), prewarm, time_s)
-        order = self._backend.confine(order, self.workspace, everything, self._port(outside), kind.python)
+        order = self._backend.confine(
+            order, self.workspace, everything, self._port(outside), kind.python, self._equipment.hidden
+        )
         on_output = options.get("on_output")
         output = Output("stdout", most, on_output), Output("stderr", most, on_output)
         held = ForkedRun()

@@ -20,7 +20,7 @@ from harnessgym.run_identity import has_begun
 from harnessgym.scheduling.selection import SelectionPool, make_selector
 from harnessgym.tasks.contamination import contamination
 from harnessgym.tasks.source import absolute, remarks_of, task_set
-from harnessgym.validation.baseline import fitness
+from harnessgym.validation.baseline import Fitness, fitness
 
 T = TypeVar("T")
 P = TypeVar("P", bound=PolicySection)
@@ -273,8 +273,21 @@ def _check_tasks(config: RunConfig, notify: Notify) -> None:
     if fit.warning:
         notify(f"Tasks: {fit.warning}")
     node = config.node
+    if node.second_opinion == "required":
+        _check_opinions(config, fit, notify)
     if weak := refusal([*training, *held_out], node.second_opinion, node.integrity):
         raise ConfigError(f"node.integrity: {weak}")
+
+
+def _check_opinions(config: RunConfig, fit: Fitness, notify: Notify) -> None:
+    """Raises `ConfigError` for tasks that cannot have the second opinion. Notes those of which none knows."""
+    if fit.opinion_refusal and not config.tasks.unfit:
+        raise ConfigError(
+            f"node.second_opinion: {fit.opinion_refusal}\nRemove them, set another value, or set "
+            "tasks.unfit = true. Rollouts of theirs that are rewarded then end as infrastructure errors."
+        )
+    if fit.opinion_warning:
+        notify(f"Tasks: {fit.opinion_warning}")
 
 
 def _load(setting: str, kind: Kind, name: str) -> Any:

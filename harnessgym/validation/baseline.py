@@ -11,9 +11,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,6 +64,11 @@ class BaselineEntry(Config):
     def fewest_differences(self) -> int | None:
         """The smallest number of differences of any seed; None if there is no seed."""
         return min(self.by_value, default=None) if isinstance(self.by_value, tuple) else None
+
+    @property
+    def no_opinion(self) -> str:
+        """Why the task cannot be judged by value, as its check found; empty if it can, or nobody tried."""
+        return self.by_value if isinstance(self.by_value, str) else ""
 
     @property
     def flake_rate(self) -> float | None:
@@ -239,37 +244,61 @@ class Fitness:
     """Task id to the entry of a failed task."""
     unchecked: tuple[str, ...]
     """Tasks that were never checked or have changed since."""
+    no_opinion: Mapping[str, str] = field(default_factory=dict)
+    """Task id to why the task cannot be judged by value."""
+    untried: tuple[str, ...] = ()
+    """Tasks of which nobody tried whether they can be judged by value."""
 
     def of(self, tasks: Sequence[Task]) -> "Fitness":
         """The same for these tasks only."""
         ids = {task.id for task in tasks}
         failed = {task: entry for task, entry in self.failed.items() if task in ids}
-        return Fitness(self.spec, failed, tuple(task for task in self.unchecked if task in ids))
+        no_opinion = {task: why for task, why in self.no_opinion.items() if task in ids}
+        unchecked, untried = (
+            tuple(task for task in each if task in ids) for each in (self.unchecked, self.untried)
+        )
+        return Fitness(self.spec, failed, unchecked, no_opinion, untried)
 
     @property
     def refusal(self) -> str:
         """Why training on these tasks is refused; empty if none failed."""
         if not self.failed:
             return ""
-        lines = [
-            f"{task}: {' '.join(entry.problems.values())}"
-            for task, entry in list(self.failed.items())[:_NAMED]
-        ]
-        lines += [f"... and {len(self.failed) - _NAMED} more"] * (len(self.failed) > _NAMED)
-        count = f"{len(self.failed)} task{'s' * (len(self.failed) > 1)}"
-        return (
-            f"{count} of {self.spec!r} failed when checked:\n  "
-            + "\n  ".join(lines)
-            + f"\nSee why: {self.command}"
+        problems = {task: " ".join(entry.problems.values()) for task, entry in self.failed.items()}
+        what = f"{_count(problems)} of {self.spec!r} failed when checked"
+        return f"{what}:{_lines(problems)}\nSee why: {self.command}"
+
+    @property
+    def opinion_refusal(self) -> str:
+        """Why a run that requires a second opinion cannot use these tasks; empty if it can."""
+        if not self.no_opinion:
+            return ""
+        what = (
+            f"{_count(self.no_opinion)} of {self.spec!r} cannot have the second opinion that the run requires"
         )
+        return f"{what}:{_lines(self.no_opinion)}\nSee why: {self.opinion_command}"
+
+    @property
+    def opinion_warning(self) -> str:
+        """One line on tasks of which it is not known whether they can have one; empty if there is none."""
+        if not self.untried:
+            return ""
+        return (
+            f"{_count(self.untried)} of {self.spec!r} never checked for the second opinion that the run "
+            f"requires: {self.opinion_command}"
+        )
+
+    @property
+    def opinion_command(self) -> str:
+        """The command that checks whether tasks can have a second opinion."""
+        return f"{self.command} --second-opinion"
 
     @property
     def warning(self) -> str:
         """One line that says how many tasks are unchecked; empty if none is."""
         if not self.unchecked:
             return ""
-        count = f"{len(self.unchecked)} task{'s' * (len(self.unchecked) > 1)}"
-        return f"{count} of {self.spec!r} never checked, or changed since: {self.command}"
+        return f"{_count(self.unchecked)} of {self.spec!r} never checked, or changed since: {self.command}"
 
     @property
     def command(self) -> str:
@@ -281,7 +310,24 @@ def fitness(spec: str, task_set: TaskSet, tasks: Sequence[Task]) -> Fitness:
     """Looks up tasks of a set in its baseline. Raises ConfigError if the baseline cannot be read."""
     book = Baseline(baseline_path(task_set))
     if not book:
-        return Fitness(spec, {}, tuple(task.id for task in tasks))
+        every = tuple(task.id for task in tasks)
+        return Fitness(spec, {}, every, untried=every)
     entries = {task.id: book.of(task) for task in tasks}
     failed = {task: entry for task, entry in entries.items() if entry is not None and entry.state == "failed"}
-    return Fitness(spec, failed, tuple(task for task, entry in entries.items() if entry is None))
+    unchecked = tuple(task for task, entry in entries.items() if entry is None)
+    no_opinion = {
+        task: entry.no_opinion for task, entry in entries.items() if entry is not None and entry.no_opinion
+    }
+    untried = tuple(task for task, entry in entries.items() if entry is None or entry.by_value is None)
+    return Fitness(spec, failed, unchecked, no_opinion, untried)
+
+
+def _count(tasks: Sized) -> str:
+    return f"{len(tasks)} task{'s' * (len(tasks) > 1)}"
+
+
+def _lines(reasons: Mapping[str, str]) -> str:
+    """The first tasks and their reasons, each on a line of its own."""
+    lines = [f"{task}: {why}" for task, why in list(reasons.items())[:_NAMED]]
+    lines += [f"... and {len(reasons) - _NAMED} more"] * (len(reasons) > _NAMED)
+    return "".join(f"\n  {line}" for line in lines)

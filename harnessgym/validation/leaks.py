@@ -17,7 +17,7 @@ from importlib.resources import files
 from pathlib import PurePosixPath
 
 from harnessgym.errors import HarnessGymError
-from harnessgym.provisioning import equipment_of
+from harnessgym.provisioning import equipment_of, hidden_packages
 from harnessgym.sandbox import Equipment, SandboxBackend
 from harnessgym.task import Limits, Solution, Task
 
@@ -60,10 +60,24 @@ async def leaks(backend: SandboxBackend, tasks: Sequence[Task]) -> dict[str, tup
     Of a file, what it has most lines of is named. Sandboxes that cannot be opened, or have no Python, are
     left out with a warning.
     """
+    # What tasks hide divides them by package, and one reading takes seconds. So all are searched with nothing
+    # hidden, and those that leak again as they are.
+    leaky = await _leaks(backend, tasks, shown=True)
+    hiding = [task for task in tasks if task.id in leaky and hidden_packages(task)]
+    for task in hiding:
+        del leaky[task.id]
+    return {**leaky, **await _leaks(backend, hiding, shown=False)}
+
+
+async def _leaks(
+    backend: SandboxBackend, tasks: Sequence[Task], *, shown: bool
+) -> dict[str, tuple[Leak, ...]]:
+    """The leaks of each task; `shown` shows also what tasks hide."""
     found: dict[str, dict[str, Leak]] = {}
     by_equipment: dict[Equipment, list[Task]] = {}
     for task in tasks:
-        by_equipment.setdefault(replace(equipment_of(task), env=(), proxy=False), []).append(task)
+        own = replace(equipment_of(task), env=(), proxy=False)
+        by_equipment.setdefault(replace(own, hidden=()) if shown else own, []).append(task)
     for equipment, alike in by_equipment.items():
         # Tasks about one package share most of their texts.
         owners: dict[_Text, list[str]] = {}

@@ -164,8 +164,6 @@ class TaskSetCheck:
             await self._one(file, GOLD, partial(self._stand_in.gold, task))
         if not file.stopped and file.nothing_left:
             await self._one(file, NOTHING, partial(self._stand_in.nothing, task))
-        if not file.stopped:
-            self._book.put(task.id, file.entry)
         while not file.stopped and file.seeds_left:
             number = len(file.entry.by_value or ())
             await self._one(file, BY_VALUE, partial(value_control, self._stand_in, task, number))

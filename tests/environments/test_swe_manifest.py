@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections import Counter
 from dataclasses import replace
+from pathlib import PurePosixPath
 
 import pytest
 
@@ -29,6 +30,13 @@ def test_there_are_many_tasks_of_many_packages_and_the_manifest_is_small():
     assert len({task.metadata["repo"] for task in ALL}) >= 5
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 1_500_000
     assert {path.stem for path in FOLDER.iterdir()} == set(packages())
+
+
+def test_every_task_hides_its_package_and_those_with_copies_of_it():
+    for task in ALL:
+        names = {PurePosixPath(path).parts for path in task.solution.files}
+        top = {parts[1] if parts[0] == "src" else parts[0] for parts in names}
+        assert {"torch", *top} <= set(task.metadata["hidden"]), task.id
 
 
 def test_ids_are_unique_and_the_splits_share_no_package():

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from harnessgym.errors import TaskError
 from harnessgym.harness import Endpoint
 from harnessgym.harnesses.program import INSIDE, NODE_IMAGE, PYTHON_IMAGE
-from harnessgym.provisioning import equipment, image_of, make_harness
+from harnessgym.provisioning import equipment, equipment_of, image_of, make_harness
 from harnessgym.registry import names
 from harnessgym.run_config.run import HarnessSection
 from harnessgym.sandbox import Capability
@@ -85,3 +86,21 @@ def test_a_command_brings_its_program_and_takes_the_images_python():
 def test_a_warmed_command_in_an_image_is_warmed_by_the_images_python():
     launch = command(IMAGES, python=sys.executable, prewarm=True, warm="openai").launch(TASK, ENDPOINT)
     assert (launch.prewarm.warm, launch.prewarm.python) == ("openai", "")
+
+
+def test_what_a_task_hides_is_hidden_from_its_agent_and_from_its_grading():
+    hiding = Task("t", "x", metadata={"hidden": ["torch", "tool*"]})
+    harness = command(frozenset())
+    for shown in (
+        equipment(harness, hiding, frozenset()),
+        equipment_of(hiding),
+        equipment_of(hiding, grades=True),
+    ):
+        assert shown.hidden == ("torch", "tool*")
+    assert equipment_of(TASK).hidden == ()
+
+
+@pytest.mark.parametrize("declared", ["torch", [1], ["a/b"], ["*"], [".."], [""], {"torch": 1}])
+def test_what_a_task_hides_are_names(declared):
+    with pytest.raises(TaskError, match=r"hidden is .*names of packages"):
+        equipment_of(Task("t", "x", metadata={"hidden": declared}))

@@ -1,5 +1,6 @@
 """Arguments and options that several commands share."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +18,13 @@ TaskId = Annotated[str, typer.Argument(help="Task id, or how it ends behind a sl
 Backend = Annotated[str, typer.Option("--sandbox", help="bubblewrap, docker or `module:Class`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first so many tasks.")]
+Hidden = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--hidden",
+        help="A file or folder that sandboxes do not show, as `sandbox.hidden` of a run. Repeatable.",
+    ),
+]
 Only = Annotated[list[str] | None, typer.Option("--task", metavar="ID", help="Only this task. Repeatable.")]
 
 

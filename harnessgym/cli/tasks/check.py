@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import typer
 
-from harnessgym.cli.tasks.arguments import AsJson, Backend, Limit, Only, Spec
+from harnessgym.cli.tasks.arguments import AsJson, Backend, Hidden, Limit, Only, Spec
 from harnessgym.cli.traces.printed import notes
 
 if TYPE_CHECKING:
@@ -141,10 +141,7 @@ def register(app: typer.Typer) -> None:
             ),
         ] = False,
         again: Annotated[bool, typer.Option("--again", help="Run also what was found out before.")] = False,
-        hidden: Annotated[
-            list[Path] | None,
-            typer.Option(help="A file or folder that sandboxes do not show, as `sandbox.hidden` of a run."),
-        ] = None,
+        hidden: Hidden = None,
         only: Only = None,
         limit: Limit = None,
         as_json: AsJson = False,

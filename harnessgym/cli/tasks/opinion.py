@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harnessgym.cli.tasks.arguments import AsJson, Backend, Spec, TaskId
+from harnessgym.cli.tasks.arguments import AsJson, Backend, Hidden, Spec, TaskId
 
 if TYPE_CHECKING:
     from harnessgym.grading.differential.suite import Opinion
@@ -37,6 +37,7 @@ def register(app: typer.Typer) -> None:
             Path, typer.Argument(help="What an agent left: its files.", exists=True, file_okay=False)
         ],
         sandbox: Backend = "bubblewrap",
+        hidden: Hidden = None,
         as_json: AsJson = False,
     ) -> None:
         """Compare a solution that tests accept with the task's own, on inputs that the tests do not have."""
@@ -46,7 +47,7 @@ def register(app: typer.Typer) -> None:
         from harnessgym.tasks.source import all_tasks, named, task_set
 
         chosen = named(all_tasks(task_set(spec)), task)
-        grade, opinion = asyncio.run(_asked(chosen, folder, sandbox))
+        grade, opinion = asyncio.run(_asked(chosen, folder, sandbox, tuple(hidden or ())))
         if as_json:
             grade_fields: dict[str, Any] = {
                 "task": chosen.id,
@@ -60,7 +61,9 @@ def register(app: typer.Typer) -> None:
             raise typer.Exit(1)
 
 
-async def _asked(task: "Task", folder: Path, sandbox: str) -> "tuple[Grade, Opinion]":
+async def _asked(
+    task: "Task", folder: Path, sandbox: str, hidden: tuple[Path, ...]
+) -> "tuple[Grade, Opinion]":
     """The grade and its second opinion."""
     import tempfile
 
@@ -73,7 +76,7 @@ async def _asked(task: "Task", folder: Path, sandbox: str) -> "tuple[Grade, Opin
     from harnessgym.sandbox import needs, require
 
     with tempfile.TemporaryDirectory(prefix="harnessgym-task-") as root:
-        async with backend(sandbox, Path(root)) as opened:
+        async with backend(sandbox, Path(root), hidden) as opened:
             require(opened.capabilities, needs(task))
             stand_in = ScriptedAgent(opened)
             fresh = stand_in.fresh(task)

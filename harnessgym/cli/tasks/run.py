@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import typer
 
-from harnessgym.cli.tasks.arguments import AsJson, Backend, Spec, TaskId
+from harnessgym.cli.tasks.arguments import AsJson, Backend, Hidden, Spec, TaskId
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from harnessgym.grading.cheats.scripted_agent import CheatResult
     from harnessgym.sandbox import Sandbox
     from harnessgym.task import Task
@@ -152,6 +154,7 @@ def register(app: typer.Typer) -> None:
             list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="What is run.")
         ] = None,
         sandbox: Backend = "bubblewrap",
+        hidden: Hidden = None,
         gold: Annotated[bool, typer.Option("--gold", help="Run the solution.")] = False,
         nothing: Annotated[bool, typer.Option("--nothing", help="Run nothing.")] = False,
         timeout: Annotated[
@@ -178,7 +181,7 @@ def register(app: typer.Typer) -> None:
         act: Act | None = (
             None if gold or nothing else Command(words, timeout, quiet) if words else Lines(timeout)
         )
-        result = asyncio.run(_judged(chosen, sandbox, act, gold=gold))
+        result = asyncio.run(_judged(chosen, sandbox, tuple(hidden or ()), act, gold=gold))
         if as_json:
             print_json(_as_json(result, b"" if act is None else act.output))
         else:
@@ -187,7 +190,9 @@ def register(app: typer.Typer) -> None:
             raise typer.Exit(1)
 
 
-async def _judged(task: "Task", sandbox: str, act: "Act | None", *, gold: bool) -> "CheatResult":
+async def _judged(
+    task: "Task", sandbox: str, hidden: "tuple[Path, ...]", act: "Act | None", *, gold: bool
+) -> "CheatResult":
     """Run the action in the agent's place and grade the result."""
     import tempfile
     from pathlib import Path
@@ -197,7 +202,7 @@ async def _judged(task: "Task", sandbox: str, act: "Act | None", *, gold: bool) 
     from harnessgym.sandbox import needs, require
 
     with tempfile.TemporaryDirectory(prefix="harnessgym-task-") as folder:
-        async with backend(sandbox, Path(folder)) as opened:
+        async with backend(sandbox, Path(folder), hidden) as opened:
             require(opened.capabilities, needs(task))
             runs = ScriptedAgent(opened)
             if gold:

@@ -49,8 +49,11 @@ def build(order: ForkOrder) -> socket.socket | None:
     safe = kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount(order.workspace, WORKSPACE, "", kernel.MS_BIND)
     exposed = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in order.exposed}
-    for folder in filter(os.path.isdir, order.hidden):  # a path that the server does not see needs no cover
-        kernel.mount("tmpfs", folder, "tmpfs", safe | kernel.MS_NOEXEC, "size=4k,mode=0555")
+    for path in filter(os.path.exists, order.hidden):  # what the server does not see needs no cover
+        if os.path.isdir(path):
+            kernel.mount("tmpfs", path, "tmpfs", safe | kernel.MS_NOEXEC, "size=4k,mode=0555")
+        else:
+            kernel.mount("/dev/null", path, "", kernel.MS_BIND)
     for folder in COVERED:
         kernel.mount("tmpfs", folder, "tmpfs", safe, f"size={order.tmp_bytes},mode=1777,nr_inodes=64k")
     for path, descriptor in exposed.items():

@@ -119,3 +119,30 @@ def test_equal_tasks_have_one_digest_and_any_change_another():
         [replace(task, metadata={"a": None})],
     ]
     assert len({digest_of(tasks) for tasks in ([task], *changed)}) == 6
+
+
+def test_tasks_that_cannot_have_the_required_second_opinion_are_left_out_and_named(folder, choose):
+    for name in "abc":
+        (folder / name / "gold").mkdir()
+        (folder / name / "gold" / "a").write_text("1")
+    tasks = task_set(str(folder))
+    baseline = Baseline(baseline_path(tasks))
+    for name, by_value in (("a", "It has no tests."), ("b", (3, 1))):
+        task = named(all_tasks(tasks), name)
+        entry = BaselineEntry(
+            digest=digest_of_task(task), state="passed", by_value=by_value, sandbox="process"
+        )
+        baseline.put(task.id, entry)
+    baseline.flush()
+    assert choose()[0] == ["set/a", "set/b", "set/c"]
+    ids, remarks = choose(second_opinion="required")
+    assert ids == ["set/b", "set/c"]
+    (left_out,) = [remark for remark in remarks if remark.startswith("left out: ")]
+    assert "set/a: It has no tests." in left_out
+    assert left_out.endswith("--second-opinion\n--unfit runs them all the same.")
+    assert any(
+        "1 task of" in remark and "never checked for the second opinion" in remark for remark in remarks
+    )
+    assert choose(second_opinion="required", unfit=True)[0] == ["set/a", "set/b", "set/c"]
+    with pytest.raises(ConfigError, match=r"No task is left to run\.[\s\S]*It has no tests"):
+        choose(second_opinion="required", task=("a",))

@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+from contextlib import closing
 
 import gymnasium
 import pytest
@@ -265,3 +266,12 @@ def test_a_request_of_any_size_is_json_that_fits(messages, most):
     assert len(found["messages"]) <= len(messages)
     if len(json.dumps(call)) <= most:
         assert found == call
+
+
+@pytest.mark.bubblewrap
+def test_what_an_environment_hides_is_not_in_its_sandboxes():
+    look = {"name": "shell", "arguments": {"command": "echo there are $(ls /usr/share | wc -l) entries"}}
+    with closing(make(hidden=["/usr/share"])) as env:
+        env.reset(seed=1, options=PLAIN)
+        seen, *_ = env.step(json.dumps({"tool_calls": [look]}))
+    assert "there are 0 entries" in json.loads(seen)["messages"][2]["content"]

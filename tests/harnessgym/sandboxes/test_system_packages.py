@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import py
 import pytest
 
 from harnessgym.sandbox import Equipment, Prewarm
@@ -142,3 +143,20 @@ async def test_what_is_readable_below_a_covered_folder_is_there(bubblewrap):
         seen = await sandbox.exec(["ls", "-A", folder.path])
         assert seen.stdout.decode().split() == sorted({*folder.kept, entry.name}, key=str)
         assert (await sandbox.exec(["ls", "-A", str(entry)])).stdout
+
+
+@pytest.mark.anyio
+@pytest.mark.bubblewrap
+@pytest.mark.parametrize("prewarm", [None, Prewarm("openai")], ids=["cold", "warm"])
+async def test_packages_of_this_environment_that_a_task_hides_are_not_there(bubblewrap, prewarm):
+    package = Path(pytest.__file__).parent
+    module = Path(py.__file__)
+    assert module.parent == package.parent
+    look = f"import os; print(len(os.listdir({str(package)!r})), os.path.getsize({str(module)!r}))"
+    everything = f"{len(list(package.iterdir()))} {module.stat().st_size}"
+    for hidden, seen in (((), everything), (("pytes?", "py.py"), "0 0")):
+        async with bubblewrap.open(Limits(), Equipment(hidden=hidden)) as sandbox:
+            await sandbox.write("look.py", look.encode())
+            result = await sandbox.exec(["python", "look.py"], prewarm=prewarm)
+            assert result.stdout.decode().strip() == seen, result.describe()
+            assert not (await sandbox.exec(["touch", f"{package}/new"])).ok

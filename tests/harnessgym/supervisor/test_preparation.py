@@ -13,6 +13,9 @@ from harnessgym.supervisor import claim_folder, prepare
 from harnessgym.supervisor.preparation import choose_sandbox
 from harnessgym.supervisor.process_settings import LaunchPlan
 from harnessgym.task import Task
+from harnessgym.tasks.source import task_set
+from harnessgym.validation.baseline import Baseline, BaselineEntry, digest_of
+from tests.harnessgym.tasks.conftest import write_task
 
 
 def config(**changes):
@@ -340,3 +343,24 @@ def test_a_held_out_task_that_asks_what_is_trained_on_is_warned_of(tmp_path):
     assert any(
         "repeated/test is held out, and a training task has the same instruction" in line for line in lines
     )
+
+
+def test_a_run_that_requires_second_opinions_refuses_tasks_that_cannot_have_them(tmp_path):
+    write_task(tmp_path / "set", "one")
+    spec = str(tmp_path / "set")
+    (task,) = task_set(spec).tasks("train")
+    settings = {"tasks": {"set": spec}, "evaluation": {"tasks": 0}, "node": {"second_opinion": "required"}}
+    notes = []
+    prepare(config(**settings), tmp_path / "unknown", notes.append)
+    assert any("never checked for the second opinion that the run requires" in note for note in notes)
+    book = Baseline(tmp_path / "set" / "baseline.json")
+    book.put(
+        task.id,
+        BaselineEntry(digest=digest_of(task), state="passed", sandbox="process", by_value="It has no tests."),
+    )
+    book.flush()
+    with pytest.raises(ConfigError, match="set/one: It has no tests") as refused:
+        prepare(config(**settings), tmp_path / "refused")
+    assert f"harnessgym tasks check {spec} --second-opinion" in str(refused.value)
+    prepare(config(**settings | {"node": {}}), tmp_path / "other")
+    prepare(config(**settings | {"tasks": {"set": spec, "unfit": True}}), tmp_path / "unfit")

@@ -238,3 +238,36 @@ def test_rollouts_leave_out_what_failed(harnessgym, here, small, tmp_path):
     assert "No task is left to run" in none.stderr
     unknown = here(*words, "--folder", tmp_path / "four", "--task", "goof")
     assert (unknown.returncode, "There is no task 'goof'" in unknown.stderr) == (2, True)
+
+
+@pytest.mark.bubblewrap
+def test_every_command_that_opens_sandboxes_hides_what_it_is_told_to(here, tmp_path):
+    write_task(
+        tmp_path / "set", "empty", toml=ONE.replace("1\\n", "0\\n"), gold="ls /usr/share | wc -l > a.txt\n"
+    )
+    hidden = ("--hidden", "/usr/share")
+    for words in (
+        ("tasks", "run", tmp_path / "set", "empty", "--gold"),
+        ("cheats", "--tasks", tmp_path / "set", "--cheat", "reward-files-inside"),
+    ):
+        assert [here(*words, *more).returncode for more in ((), hidden)] == [1, 0]
+    (section,) = write_harnesses(tmp_path, ["good"])
+    look = ["sh", "-c", 'ls /usr/share | wc -l > a.txt; exec "$0" "$@"', *section["settings"]["argv"]]
+    words = (
+        "rollout",
+        "--tasks",
+        tmp_path / "set",
+        "--upstream",
+        "scripted",
+        "--set",
+        f"argv={json.dumps(look)}",
+        "--set",
+        f"readable={json.dumps([str(tmp_path / 'good.py')])}",
+    )
+    rewards = []
+    for folder, more in (("shown", ()), ("hidden", hidden)):
+        done = here(*words, "--folder", tmp_path / folder, *more)
+        assert done.returncode == 0, done.stderr
+        (line,) = (tmp_path / folder / "results.jsonl").read_text().splitlines()
+        rewards.append(json.loads(line)["reward"])
+    assert rewards == [0.0, 1.0]

@@ -220,3 +220,29 @@ def test_folders_of_tasks_with_one_name_do_not_meet(tmp_path):
     found = [written.folder.name for written in convert(tasks, NativeWriter(), tmp_path / "out")]
     assert found == ["x", "s-b-x", "task"]
     assert folder_name("a/Größe 1.0!") == "Gr-e-1.0-"
+
+
+def test_what_is_known_of_second_opinions_is_told_for_runs_that_require_them(tmp_path):
+    root = tmp_path / "set"
+    for name in ("judged", "unfit", "untried"):
+        write_task(root, name)
+    found = task_set(str(root))
+    tasks = found.tasks("train")
+    assert fitness("x", found, tasks).untried == ("set/judged", "set/unfit", "set/untried")
+    book = Baseline(baseline_path(found))
+    for task, by_value in zip(tasks, ((4, 2), "It has no tests.", None), strict=True):
+        book.put(task.id, entry(task).model_copy(update={"by_value": by_value, "integrity": "in_process"}))
+    book.flush()
+    assert [Baseline(baseline_path(found)).of(task).by_value for task in tasks] == [
+        (4, 2),
+        "It has no tests.",
+        None,
+    ]
+    fit = fitness("x", found, tasks)
+    assert (fit.refusal, fit.warning) == ("", "")
+    assert fit.opinion_refusal == (
+        "1 task of 'x' cannot have the second opinion that the run requires:\n  set/unfit: It has no tests.\n"
+        "See why: harnessgym tasks check x --second-opinion"
+    )
+    assert fit.opinion_warning.startswith("1 task of 'x' never checked for the second opinion")
+    assert fit.of(tasks[:1]).opinion_refusal == fit.of(tasks[:1]).opinion_warning == ""

@@ -1,7 +1,9 @@
 """Solutions and tests that lie where an agent can read them, in sandboxes that show part of this machine."""
 
 from dataclasses import replace
+from pathlib import Path
 
+import iniconfig
 import pytest
 
 from harnessgym.sandbox import PLAIN, InstallStep
@@ -117,3 +119,17 @@ async def test_an_image_may_have_what_its_task_is_about_but_not_its_tests(tmp_pa
     assert {name: [str(leak) for leak in each] for name, each in found.items()} == {
         "t": ["/opt/x/tests.py has 9 of 9 lines of test_work.py"]
     }
+
+
+@pytest.mark.bubblewrap
+async def test_a_copy_in_this_environment_leaks_unless_the_task_hides_it(tmp_path):
+    text = Path(iniconfig.__file__).read_text()
+    tasks = [
+        Task(name, "x", solution=Solution({"iniconfig.py": text}), metadata={"hidden": hidden})
+        for name, hidden in (("plain", ()), ("other", ("torch",)), ("covered", ("iniconfig",)))
+    ]
+    async with Bubblewrap(BubblewrapSettings(workspace_root=tmp_path / "w")) as backend:
+        found = await leaks(backend, tasks)
+    assert sorted(found) == ["other", "plain"]
+    assert {leak.path for leak in found["other"]} == {leak.path for leak in found["plain"]}
+    assert iniconfig.__file__ in {leak.path for leak in found["plain"]}
