@@ -104,28 +104,27 @@ async def _measured(options: argparse.Namespace, console: Console) -> list[Gradi
 
 def _verdicts(costs: Sequence[GradingCost], *, of_sandboxes: bool) -> Table:
     table = Table(
-        "task", "pytest, s", "by value, s", "ratio", "processor, s", "opinion alone, s", "preparation, s",
+        "task", "pytest, s", "by value, s", "ratio", "processor, s", "opinion alone, s", "preparation, s", "plan",
         title="From the exported workspace to the verdict (medians)",
     )  # fmt: skip
     for cost in costs:
         # The processes of containers are no descendants of this one.
         processor = f"{cost.pytest.median_processor_s:.2f} → {cost.by_value.median_processor_s:.2f}"
-        preparation = f"{cost.preparation.median_s:.1f} (plan {cost.plan})"
         seconds = (f"{each.median_s:.2f}" for each in (cost.pytest, cost.by_value))
         table.add_row(
             cost.task, *seconds, f"{cost.ratio:.2f}", processor if of_sandboxes else "not seen",
-            f"{cost.opinion.median_s:.1f}", preparation,
+            f"{cost.opinion.median_s:.1f}", f"{cost.preparation.median_s:.1f}", cost.plan,
         )  # fmt: skip
     return table
 
 
 def _stages(costs: Sequence[GradingCost]) -> Table:
     table = Table(
-        "task", "drawing, s", "gold, s", "candidate, s", "tests", "assertions compared",
+        "task", "drawing, s", "gold, s", "initial files, s", "candidate, s", "tests", "assertions compared",
         title="Stages of a judgement, each alone (medians), and what it compares",
     )  # fmt: skip
     for cost in costs:
-        seconds = (f"{each.median_s:.2f}" for each in (cost.drawing, cost.gold, cost.candidate))
+        seconds = (f"{each.median_s:.2f}" for each in (cost.drawing, cost.gold, cost.start, cost.candidate))
         table.add_row(cost.task, *seconds, _span(cost.tests), _span(cost.assertions))
     return table
 

@@ -68,8 +68,10 @@ class GradingCost:
     """A second opinion that is stored as evidence, without the verdict before it."""
     drawing: Samples = field(default_factory=Samples)
     gold: Samples = field(default_factory=Samples)
+    start: Samples = field(default_factory=Samples)
     candidate: Samples = field(default_factory=Samples)
-    """Stages of judging by value, each alone: in a judgement the two runs overlap."""
+    """Stages of judging by value, each alone: in a judgement the three runs overlap. `start` is that
+    of the initial files."""
     tests: list[int] = field(default_factory=list)
     assertions: list[int] = field(default_factory=list)
     """How many were compared at each judgement."""
@@ -83,7 +85,7 @@ class GradingCost:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, with every sample."""
-        samples = ("preparation", "pytest", "by_value", "opinion", "drawing", "gold", "candidate")
+        samples = ("preparation", "pytest", "by_value", "opinion", "drawing", "gold", "start", "candidate")
         return {
             **{name: getattr(self, name) for name in ("task", "package", "plan", "tests", "assertions")},
             **{name: _rounded(getattr(self, name)) for name in samples},
@@ -126,7 +128,7 @@ async def measure(task: Task, agent: ScriptedAgent, folder: Path, repeats: int, 
                 raise TaskError(f"Task {task.id!r} cannot be judged by value: {reference.plan.why}")
             # Reads modules and the machine's files once, for both ways alike.
             await verdict(valued, evidence, None, fresh, by_value=judge)
-            open_gold, open_candidate = holding(reference.workspace, fresh), holding(evidence.folder, fresh)
+            open_candidate = holding(evidence.folder, fresh)
             for number in range(repeats):
                 for samples, asked in ((cost.pytest, plain), (cost.by_value, valued)):
                     grade = await samples.time(
@@ -139,7 +141,9 @@ async def measure(task: Task, agent: ScriptedAgent, folder: Path, repeats: int, 
                     return variant_job(reference.files, reference.sources, reference.plan, draw)
 
                 job = await cost.drawing.time(draw)
-                await cost.gold.time(lambda job=job: observe(open_gold, job, is_gold=True))
+                runs = reference.runs(job, fresh)
+                await cost.gold.time(lambda runs=runs: runs.run("gold"))
+                await cost.start.time(lambda runs=runs: runs.run("start"))
                 await cost.candidate.time(lambda job=job: observe(open_candidate, job, is_gold=False))
             await cost.opinion.time(lambda: opinion_on(task, evidence.folder, fresh))
     return cost

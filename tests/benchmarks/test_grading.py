@@ -34,7 +34,7 @@ def test_a_quick_run_grades_a_task_of_two_packages_in_each_way(tmp_path):
         assert row["faults"] == []
         assert min(row["assertions"]) > 0
         assert row["ratio"] > 1.0
-        for name in ("preparation", "pytest", "by_value", "opinion", "gold", "candidate"):
+        for name in ("preparation", "pytest", "by_value", "opinion", "gold", "start", "candidate"):
             assert len(row[name]["wall_s"]) == 1
         # The tests run in a sandbox, so their processor time is that of descendants.
         assert row["pytest"]["processor_s"][0] > 0.2
