@@ -90,14 +90,15 @@ def make_task():
 
 @pytest.fixture(scope="module")
 def by_value(tmp_path_factory):
-    return ByValueJudge(tmp_path_factory.mktemp("gold"))
+    """A judge whose candidates share their inputs, so that gold answers once for many tests."""
+    return ByValueJudge(tmp_path_factory.mktemp("gold"), seed=1)
 
 
 @pytest.fixture
 def judged(bubblewrap, by_value, tmp_path):
     """Judges a candidate's files by value."""
 
-    async def go(task, files, seed=None):
+    async def go(task, files, seed=None, judge=by_value):
         workspace = tmp_path / "candidate"
         shutil.rmtree(workspace, ignore_errors=True)
         for path, text in {**task.files, **files}.items():
@@ -107,7 +108,7 @@ def judged(bubblewrap, by_value, tmp_path):
         def fresh():
             return bubblewrap.open(task.limits, equipment_of(task, grades=True))
 
-        return await by_value.judge(task, holding(workspace, fresh), fresh, seed=seed)
+        return await judge.judge(task, holding(workspace, fresh), fresh, seed=seed)
 
     return go
 
