@@ -74,10 +74,8 @@ async def test_a_task_whose_fault_no_fresh_input_shows_fails(check):
     test += TEST[TEST.index("def test_stack") :]
     expect = ("test_odd", "test_stack")
     (blind,) = await check(task(gold=stack, expect=expect, test=test, **{KEY: BLIND.to_dict()}), seeds=2)
-    assert (blind.state, blind.entry.gold) == ("failed", (1.0,))
-    says = "2 of 2 seeds of fresh inputs do not show its fault (differences by seed: 0, 0)."
-    assert blind.entry.problems == {BY_VALUE: says}
-    assert blind.entry.by_value == (0, 0)
+    assert blind.state == "failed"
+    assert "do not tell the initial files from the solution" in blind.entry.problems[GOLD]
 
 
 async def test_a_task_that_asks_for_it_and_cannot_be_judged_fails(check):
