@@ -252,6 +252,8 @@ def as_in_run(config: RunConfig, harness: str | None, notify: Callable[[str], No
         "harness_settings": section.settings,
         "sandbox": choose_sandbox(config, notify, lambda backend: load("sandbox", backend).unavailable()),
         "hidden": config.sandbox.hidden,
+        "second_opinion": config.node.second_opinion,
+        "integrity": config.node.integrity,
         "temperature": config.sampling.temperature,
         "max_tokens": config.sampling.max_tokens,
         "max_length": config.engine.max_length,

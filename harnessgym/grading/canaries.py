@@ -119,9 +119,14 @@ class _Call:
     text: str
     result: Any
 
-    def wrong(self, rng: random.Random, operator: str = "==") -> str:
-        """A comparison of it with something else of the same type."""
-        return f"{self.text} {operator} {_other(self.result, rng)!r}"
+    def wrong(self, rng: random.Random) -> str:
+        """A comparison that fails for every honest value, that of a faulty function too."""
+        one = _other(self.result, rng)
+        return f"{self.text} == {one!r} and {self.text} == {_other(one, rng)!r}"
+
+    def right(self, rng: random.Random) -> str:
+        """A comparison that holds for the right value."""
+        return f"{self.text} != {_other(self.result, rng)!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +157,8 @@ class _TestFile:
         """A test in one line."""
         number = rng.randint(2, 9_999)
         if self.calls:
-            statement = rng.choice(self.calls).wrong(rng, "!=" if must_pass else "==")
+            call = rng.choice(self.calls)
+            statement = call.right(rng) if must_pass else call.wrong(rng)
         else:
             statement = f"{number} == {number if must_pass else number + rng.randint(1, 9)}"
         return f"def {name}(): assert {statement}"

@@ -33,13 +33,14 @@ def test_sampling_limits_and_names_are_the_runs():
     settings, messages = taken_over(
         seed=9,
         sampling={"temperature": 0.5, "max_tokens": 77},
-        node={"max_running": 3, "max_attempts": 4},
+        node={"max_running": 3, "max_attempts": 4, "second_opinion": "required", "integrity": "by_value"},
         evaluation={"tasks": 5},
         tasks={"set": "lookup", "unfit": True},
     )
     expected = {
         "tasks": "lookup", "unfit": True, "limit": 5, "sandbox": "process", "temperature": 0.5, "max_tokens": 77,
         "at_once": 3, "retries": 3, "seed": 9, "model": "small", "harness_settings": {"command": ["true"]},
+        "second_opinion": "required", "integrity": "by_value",
     }  # fmt: skip
     assert {key: settings[key] for key in expected} == expected
     assert messages == []

@@ -189,3 +189,13 @@ def test_they_pass_and_fail_as_they_must(tmp_path):
         else:
             assert canaries.good <= passed, output
             assert canaries.bad <= failed
+
+
+def test_no_honest_value_passes_a_canary_that_must_fail():
+    """A faulty function may return just what one comparison names, and is then no forgery."""
+    pattern = re.compile(r"assert (.+) == (.+) and (.+) == (.+)$", re.MULTILINE)
+    found = [match for _ in range(20) for text in draw().files.values() for match in pattern.findall(text)]
+    assert found
+    for call, one, again, other in found:
+        assert call == again
+        assert ast.literal_eval(one) != ast.literal_eval(other)

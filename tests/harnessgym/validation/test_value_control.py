@@ -7,7 +7,7 @@ from harnessgym.grading.by_value.plan import JudgementPlan, PlannedTest
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
 from harnessgym.task import Solution, Task
 from harnessgym.validation.baseline import Baseline, BaselineEntry
-from harnessgym.validation.task_check import BY_VALUE, GOLD, CheckPlan, TaskSetCheck
+from harnessgym.validation.task_check import GOLD, CheckPlan, TaskSetCheck
 from harnessgym.validation.value_control import value_weakness
 from tests.harnessgym.grading.by_value.conftest import BROKEN, IDS, LIMITS, TEST
 from tests.harnessgym.grading.by_value.conftest import GOLD as FIXED
