@@ -211,6 +211,13 @@ class _Redraw(ast.NodeTransformer):
                 value.value = self.visit(value.value)
         return node
 
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        # An exponent that is drawn freely gives numbers that no computer holds.
+        node.left = self.visit(node.left)
+        if not isinstance(node.op, ast.Pow | ast.LShift):
+            node.right = self.visit(node.right)
+        return node
+
     def visit_List(self, node: ast.List) -> ast.AST:
         if _is_table(node):
             return self._rows(node)

@@ -171,6 +171,14 @@ def test_every_variant_is_valid_python():
         compile(source.variant("test_x", random.Random(seed)), "variant", "exec")
 
 
+def test_exponents_stay_as_they_are():
+    """Else a variant could compute for ever, at import already."""
+    source = TestSource("test_x.py", "def test_x():\n    assert f(10 ** 26 * 30, 1 << 20)\n")
+    texts = [source.variant("test_x", random.Random(seed)) for seed in range(40)]
+    assert all("** 26" in text and "<< 20" in text for text in texts)
+    assert len({text for text in texts if "10 ** 26" not in text}) > 5
+
+
 def test_what_is_no_python_is_refused():
     with pytest.raises(SyntaxError):
         TestSource("test_x.py", "def test_x(:\n")
