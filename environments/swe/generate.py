@@ -1,6 +1,8 @@
 """`python -m environments.swe.generate`: makes tasks from packages and writes their manifests.
 
 Test runs that prove faults are cached on this machine, so an interrupted generation resumes where it stopped.
+New tasks are judged by `pytest` alone until `python -m environments.swe.plans` has planned how to judge them
+by value.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
 """SWE tasks in sandboxes: the pristine source is graded 1, and nothing that leaves the fault in is."""
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -137,4 +138,5 @@ async def test_generating_again_gives_the_committed_tasks(bubblewrap, tmp_path):
     )  # fmt: skip
     assert again.tests == committed.tests
     assert again.without == committed.without
-    assert again.entries == committed.entries[:2]
+    # `environments.swe.plans` adds the plans.
+    assert again.entries == tuple(replace(entry, plan=None) for entry in committed.entries[:2])
