@@ -12,13 +12,10 @@ from typing import Any
 
 from harnessgym.grading.differential.functions import Function
 from harnessgym.grading.differential.inputs import FunctionCall, mutated
-from harnessgym.grading.differential.suite import Probe, program
 from harnessgym.grading.runners.encoding import decode
 
-_RECORDED = 16
-"""Most calls of one function that are recorded."""
 _PLANNED = 8
-"""Most of them in a plan."""
+"""Most calls of one function in a plan."""
 _LONGEST = 600
 """Longest call in a plan, in characters of its JSON."""
 _FRESH = 48
@@ -56,32 +53,6 @@ class PlannedCall:
     """Encoded arguments; see `harnessgym.grading.runners.encoding`."""
     new: Any = None
     """For a method: the arguments that its object was made with."""
-
-
-def recording_job(functions: Iterable[Function], job: Mapping[str, Any]) -> dict[str, Any]:
-    """A job for `runners/tracing.py` that records calls of these functions.
-
-    `job` has the test files, their order, and the folders to import from.
-    """
-    targets: dict[str, dict[str, str]] = {}
-    classes: dict[str, list[str]] = {}
-    for function in functions:
-        targets.setdefault(function.file, {})[str(function.line)] = function.name
-        owner = function.name.rpartition(".")[0]
-        if owner and owner not in classes.setdefault(function.file, []):
-            classes[function.file].append(owner)
-    encoding = program("encoding")
-    return {**job, "targets": targets, "classes": classes, "most": _RECORDED, "encoding": encoding, "own": []}
-
-
-def recorded_calls(run: Probe) -> dict[tuple[str, str], list[FunctionCall]]:
-    """The calls in a run of the recorder, by file and name of the function."""
-    calls: dict[tuple[str, str], list[FunctionCall]] = {}
-    for line in (line for line in run.lines if "call" in line):
-        call = line["call"]
-        made = FunctionCall(call["args"], call["kwargs"], call["new"], seen=True)
-        calls.setdefault((line["file"], line["function"]), []).append(made)
-    return calls
 
 
 def planned(

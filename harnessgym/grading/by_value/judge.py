@@ -135,7 +135,7 @@ class ReferenceRuns:
         return self._done[name]
 
     async def _observed(self, name: str) -> ObservedRun:
-        run = await observe(self._openers[name], self._job, is_gold=True)
+        run = await observe(self._openers[name], self._job, is_gold=name != "start")
         if name == "start":
             return run
         if run.forged or not run.ended:
@@ -176,7 +176,7 @@ class GoldReference:
 
     @cached_property
     def sources(self) -> Mapping[str, TestSource]:
-        """The planned test files that are Python."""
+        """The planned test files."""
         return sources_of(self.files, self.plan)
 
 
@@ -301,10 +301,14 @@ async def _leave(task: Task, fresh: Opener, folder: Path, *, solved: bool) -> tu
 
 
 def sources_of(files: TestFiles, plan: JudgementPlan) -> dict[str, TestSource]:
-    """The planned test files that are Python."""
-    names = dict.fromkeys(test.file for test in plan.tests)
-    sources = {file: source_of(file, files.texts[file]) for file in names}
-    return {file: source for file, source in sources.items() if source is not None}
+    """The planned test files. Raises TaskError if one is missing or no Python."""
+    sources = {}
+    for file in dict.fromkeys(test.file for test in plan.tests):
+        source = source_of(file, files.texts.get(file, "("))
+        if source is None:
+            raise TaskError(f"The plan names the test file {file!r}, which the task lacks or is no Python.")
+        sources[file] = source
+    return sources
 
 
 def _job(task: Task, reference: GoldReference, seed: int, turn: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import anyio.to_thread
 
 from harnessgym.errors import TaskError
-from harnessgym.grading.by_value.calls import PlannedCall, fresh_calls, recorded_calls, recording_job
+from harnessgym.grading.by_value.calls import PlannedCall, fresh_calls
 from harnessgym.grading.by_value.observation import (
     ObservedRun,
     TestObservation,
@@ -26,6 +26,7 @@ from harnessgym.grading.by_value.observation import (
 from harnessgym.grading.by_value.variants import TestSource
 from harnessgym.grading.differential.functions import Function, is_test, python_files
 from harnessgym.grading.differential.inputs import FunctionCall
+from harnessgym.grading.differential.recording import recorded_calls, recording_job
 from harnessgym.grading.differential.suite import is_collected, own_tests, probe, program
 from harnessgym.grading.verifier import Opener
 from harnessgym.task import Task
@@ -33,10 +34,15 @@ from harnessgym.task import Task
 _GOLD_S = 2.0
 """Seconds for one test on the gold solution. A test that takes longer is not used."""
 _CANDIDATE_S = 20.0
-"""Seconds for the same test on a candidate."""
+"""Seconds for the same test on a candidate, and on the initial files: a busy machine is no difference."""
+_HANGS = 3
+"""Tests that may take longer on a candidate until no more are run."""
 RUN_S = 300.0
 """Seconds for all tests of a run together."""
+_ALL = 1_000_000
 _APPLY_S = 60.0
+_RECORDED = 16
+"""Most calls of one function that are recorded for a plan."""
 _VALUES = 200
 """Most values of one test."""
 _ORIGINAL_FORMS = 256
@@ -140,12 +146,17 @@ class JudgementPlan:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> "JudgementPlan":
-        """The plan of `to_dict`. Raises TypeError or KeyError for anything else."""
-        return cls(
-            tuple(PlannedTest(**{**each, "forms": tuple(each["forms"])}) for each in raw["tests"]),
-            tuple(PlannedCall(**each) for each in raw["calls"]),
-            raw["why"],
-        )
+        """The plan of `to_dict`. Raises TaskError for anything else."""
+        try:
+            return cls(
+                tuple(PlannedTest(**{**each, "forms": tuple(each["forms"])}) for each in raw["tests"]),
+                tuple(PlannedCall(**each) for each in raw["calls"]),
+                raw["why"],
+            )
+        except (TypeError, KeyError) as error:
+            raise TaskError(
+                f"The plan in metadata['by_value'] cannot be read: {error!r}. Leave it empty, and it is made."
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +193,10 @@ async def record_calls(
 ) -> dict[tuple[str, str], list[FunctionCall]]:
     """Records calls of functions while the tests run on the gold solution. Raises SandboxError."""
     roots = list(dict.fromkeys([*files.sources, *(function.root for function in functions), "."]))
-    tests = {"files": dict(files.texts), "order": list(files.collected), "roots": roots}
-    job = await anyio.to_thread.run_sync(recording_job, functions, tests)
+    tests = {"files": dict(files.texts), "order": list(files.collected)}
+    job = {**recording_job(functions, roots, _RECORDED), **tests}
     async with open_gold() as sandbox:
-        return recorded_calls(await probe(sandbox, program("tracing"), job, RUN_S, is_gold=True))
+        return recorded_calls([await probe(sandbox, program("tracing"), job, RUN_S, is_gold=True)])
 
 
 async def planned_tests(
@@ -201,7 +212,7 @@ async def planned_tests(
         if not (reached | gold.imported).isdisjoint(functions) and name not in files.without
     ]
     job = await anyio.to_thread.run_sync(original_job, files, names)
-    start = await observe(open_start, job, is_gold=True)
+    start = await observe(open_start, job, is_gold=False)
     chosen = frozenset(names)
     expected = {test: seen for test, seen in gold.tests.items() if name_of(test) in chosen}
     telling: dict[str, list[str]] = {}
@@ -317,7 +328,10 @@ def source_of(file: str, text: str) -> TestSource | None:
 
 
 async def observe(open_sandbox: Opener, job: Mapping[str, Any], *, is_gold: bool) -> ObservedRun:
-    """Runs `runners/observing.py` in a fresh sandbox."""
-    job = {**job, "test_s": _GOLD_S if is_gold else _CANDIDATE_S}
+    """Runs `runners/observing.py` in a fresh sandbox. Raises SandboxError when the sandbox failed."""
+    # Gold has little time for each test and as much as it needs for all. What it answers, a candidate must
+    # answer within a multiple of that, so that neither a slow machine nor many hangs end its run.
+    limits = {"test_s": _GOLD_S, "hangs": _ALL} if is_gold else {"test_s": _CANDIDATE_S, "hangs": _HANGS}
     async with open_sandbox() as sandbox:
-        return read_observations(await probe(sandbox, program("observing"), job, RUN_S, is_gold=is_gold))
+        run = await probe(sandbox, program("observing"), {**job, **limits}, RUN_S, is_gold=is_gold)
+        return read_observations(run)

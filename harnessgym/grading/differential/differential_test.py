@@ -28,6 +28,7 @@ from harnessgym.grading.artifacts import collected_artifacts
 from harnessgym.grading.differential.comparison import NOT_TWICE, VersionResults, compare, read_answers
 from harnessgym.grading.differential.functions import Compared, Function, differing, python_files
 from harnessgym.grading.differential.inputs import FunctionCall, annotated, mutated, shown
+from harnessgym.grading.differential.recording import recorded_calls, recording_job
 from harnessgym.grading.differential.suite import (
     Opinion,
     Probe,
@@ -182,7 +183,7 @@ class _Comparison:
                 yield await probe(sandbox, program("tracing"), {**job, "own": self.own}, _RUN_S, is_gold=True)
 
     def _inputs(self, compared: Compared, runs: Sequence[Probe]) -> Inputs:
-        recorded = _recorded(runs)
+        recorded = recorded_calls(runs)
         sources = [
             *self.hidden.values(),
             *((self.gold / file).read_text(errors="replace") for file in self.own),
@@ -242,24 +243,9 @@ class _Comparison:
 
     def _tracing(self, functions: Sequence[Function]) -> dict[str, Any]:
         """A job for `runners/tracing.py` without tests."""
-        targets: dict[str, dict[str, str]] = {}
-        classes: dict[str, list[str]] = {}
-        for function in functions:
-            targets.setdefault(function.file, {})[str(function.line)] = function.name
-            owner = function.name.rpartition(".")[0]
-            if owner and owner not in classes.setdefault(function.file, []):
-                classes[function.file].append(owner)
-        roots = sorted(
-            {".", *(function.root for function in functions), *(["src"] * (self.gold / "src").is_dir())}
-        )
-        job = {
-            "targets": targets,
-            "classes": classes,
-            "roots": roots,
-            "most": _SEEN,
-            "encoding": program("encoding"),
-        }
-        return {**job, "files": {}, "order": [], "own": []}
+        source = ["src"] * (self.gold / "src").is_dir()
+        roots = sorted({".", *(function.root for function in functions), *source})
+        return recording_job(functions, roots, _SEEN)
 
     async def _suite(self, runs: Sequence[Probe]) -> SuiteResult | None:
         if not self.own:
@@ -290,15 +276,6 @@ async def _answers(
 ) -> VersionResults:
     async with open_sandbox() as sandbox:
         return read_answers(await probe(sandbox, program("comparing"), job, _RUN_S, is_gold=is_gold), cases)
-
-
-def _recorded(runs: Sequence[Probe]) -> dict[tuple[str, str], list[FunctionCall]]:
-    calls_by_function: dict[tuple[str, str], list[FunctionCall]] = {}
-    for line in (line for run in runs for line in run.lines if "call" in line):
-        call = line["call"]
-        made = FunctionCall(call["args"], call["kwargs"], call["new"], seen=True)
-        calls_by_function.setdefault((line["file"], line["function"]), []).append(made)
-    return calls_by_function
 
 
 def _cases(task: Task, function: Function) -> list[FunctionCall]:

@@ -2,8 +2,9 @@
 
 Runs in a fresh sandbox by way of `starting.py`, with the job on stdin: `{"nonce", "pycache_prefix",
 "encoding", "sources", "files", "tests": {file: [test functions], or null for all}, "forms", "seed", "test_s",
-"values"}`. `encoding` is the text of `encoding.py`; `sources` are as in `testing.py`. Of the parametrised
-forms of a test, `forms` run, chosen by the seed. At most `values` values are reported of a test.
+"hangs", "values"}`. `encoding` is the text of `encoding.py`; `sources` are as in `testing.py`. Of the
+parametrised forms of a test, `forms` run, chosen by the seed. At most `values` values are reported of a test.
+After `hangs` tests that take longer than `test_s` seconds, no more are run: the others count as hanging too.
 
 Variants call the builtins `__observe__` and `__observing__` (see `harnessgym.grading.by_value.variants`). A
 workspace that is prepared for it calls `__reached__` with the name of each function that runs.
@@ -97,6 +98,7 @@ class ForkingReporter:
         self._say = say
         self._observer = observer
         self._limit_s = job["test_s"]
+        self._hangs_left = job["hangs"]
         self._wanted = job["tests"]
         self._forms = job["forms"]
         self._seed = job["seed"]
@@ -148,6 +150,8 @@ class ForkingReporter:
             self._say(uncollected=report.nodeid, why=str(report.longrepr)[-300:])
 
     def _in_fork(self, item: Any) -> dict[str, Any]:
+        if not self._hangs_left:
+            return {"hang": self._limit_s}
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
@@ -160,6 +164,7 @@ class ForkingReporter:
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         if hung:
+            self._hangs_left -= 1
             return {"hang": self._limit_s}
         try:
             answer = json.loads(data)

@@ -5,11 +5,9 @@ import random
 
 import pytest
 
-from harnessgym.grading.by_value.calls import PlannedCall, fresh_calls, planned, recorded_calls
+from harnessgym.grading.by_value.calls import PlannedCall, fresh_calls, planned
 from harnessgym.grading.differential.functions import functions_of
 from harnessgym.grading.differential.inputs import FunctionCall
-from harnessgym.grading.differential.suite import Probe
-from harnessgym.sandbox import ExecResult
 
 CALLS = (
     PlannedCall("stats", "median", [[1, 2, 3]], {"$dict": []}),
@@ -74,14 +72,3 @@ def test_a_plan_keeps_short_calls_of_the_functions_that_are_asked_for(stats):
     assert {call.function for call in kept} == {"median"}
     assert 1 <= len(kept) <= 8
     assert all(call.args == [1] and call.module == "stats" for call in kept)
-
-
-def test_recorded_calls_are_read_by_function():
-    call = {"args": [1], "kwargs": {"$dict": []}, "new": None}
-    line = {"file": "stats.py", "function": "median", "call": call}
-    run = Probe(
-        ({"began": True}, line, {"ended": 0}), 0, ExecResult(0, None, b"", b"", False, False, False, 1.0)
-    )
-    assert recorded_calls(run) == {
-        ("stats.py", "median"): [FunctionCall([1], {"$dict": []}, None, seen=True)]
-    }

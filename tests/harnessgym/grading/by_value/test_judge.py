@@ -273,6 +273,35 @@ async def test_candidates_that_share_a_seed_share_golds_answers(make_task, bubbl
     assert (await judge.judge(task, reference.opener(fresh), fresh)).seed == 4
 
 
+async def test_a_candidate_that_hangs_on_inputs_gets_no_reward_and_is_not_called_tampered(
+    make_task, judged, monkeypatch
+):
+    """It answers the visible tests and loops for ever on others: wrong, and honest about it."""
+    monkeypatch.setattr(plans, "_CANDIDATE_S", 3.0)
+    hangs = make_task().solution.files["stats.py"] + (
+        "\n\n_median = median\n\n\ndef median(values):\n"
+        "    while len(values) > 1 and values not in ([4, 1, 3, 2], [4, 8], [5, 1, 3]):\n        pass\n"
+        "    return _median(values)\n"
+    )
+    judgement = await judged(make_task(), {"stats.py": hangs})
+    assert not judgement.agrees
+    assert not judgement.tampered
+    assert "hang" in {difference.candidate for difference in judgement.differs}
+
+
+async def test_a_plan_that_cannot_be_read_is_the_tasks_fault(make_task, judged):
+    for plan in ({"tests": [{"file": 3}]}, {"tests": [], "calls": []}):
+        task = make_task()
+        task = replace(task, metadata={**task.metadata, KEY: plan})
+        with pytest.raises(TaskError, match="cannot be read"):
+            await judged(task, {})
+    test = {"file": "test_gone.py", "function": "test_x", "telling": True, "forms": []}
+    gone = {"tests": [test], "calls": [], "why": ""}
+    task = replace(make_task(), metadata={**make_task().metadata, KEY: gone})
+    with pytest.raises(TaskError, match=r"test_gone\.py"):
+        await judged(task, {})
+
+
 async def test_inputs_that_do_not_show_the_fault_are_drawn_again(make_task, judged):
     """A fault that one input in a few shows: no draw that shows nothing decides, whatever the candidate."""
     gold = BROKEN.replace(
