@@ -117,7 +117,7 @@ def test_a_step_cut_off_after_its_checkpoint_is_replayed_once(folder, model, tmp
         record = replace(done.record, group_ids=tuple(groups), trained=shares)
         path = str(folder.versions / "v00000001")
         record = replace(record, version=replace(record.version, path=path))
-        checkpoint.save(folder.checkpoints, replace(done, record=record))
+        checkpoint.save(folder.checkpoints, replace(done, record=record, run=learner.run.id))
     for _ in range(2):
         with TraceStore.open(folder.store_url()) as store:
             learner = learner_of(folder, store)
