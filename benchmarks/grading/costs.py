@@ -71,7 +71,7 @@ class GradingCost:
     start: Samples = field(default_factory=Samples)
     candidate: Samples = field(default_factory=Samples)
     """Stages of judging by value, each alone: in a judgement the three runs overlap. `start` is that
-    of the initial files."""
+    of the initial files, which get the first inputs only."""
     tests: list[int] = field(default_factory=list)
     assertions: list[int] = field(default_factory=list)
     """How many were compared at each judgement."""
@@ -143,7 +143,7 @@ async def measure(task: Task, agent: ScriptedAgent, folder: Path, repeats: int, 
                 job = await cost.drawing.time(draw)
                 runs = reference.runs(job, fresh)
                 await cost.gold.time(lambda runs=runs: runs.run("gold"))
-                await cost.start.time(lambda runs=runs: runs.run("start"))
+                await cost.start.time(lambda runs=runs: runs.run("control"))
                 await cost.candidate.time(lambda job=job: observe(open_candidate, job, is_gold=False))
             await cost.opinion.time(lambda: opinion_on(task, evidence.folder, fresh))
     return cost

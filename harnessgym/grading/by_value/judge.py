@@ -65,6 +65,8 @@ _DRAWS = 5
 _KEPT = 32
 """Tasks whose gold solution is kept on this machine."""
 _SHOWN = 5
+_CONTROL = 8
+"""Variants that the initial files run. They run the others only if these do not show the fault."""
 
 
 def is_judged_by_value(task: Task) -> bool:
@@ -82,7 +84,8 @@ class ValueJudgement:
     assertions: int
     """Assertions whose values were compared."""
     shown: int
-    """Tests whose values differ on the initial files: how well these inputs tell right from wrong."""
+    """Tests whose values differ on the initial files, of those that run there: how well these inputs tell
+    right from wrong."""
     differs: tuple[ValueDifference, ...] = ()
     tampered: str = ""
     """What the candidate did that no honest run does; empty if nothing."""
@@ -119,13 +122,20 @@ class ReferenceRuns:
     """The answers of gold and of the initial files to the inputs of one draw. Each run is made once."""
 
     def __init__(self, job: Mapping[str, Any], open_gold: Opener, open_start: Opener) -> None:
-        self._job = job
-        self._openers = {"gold": open_gold, "gold again": open_gold, "start": open_start}
+        # Variants of tests that show the fault come first.
+        control = {**job, "tests": dict(list(job["tests"].items())[:_CONTROL])}
+        self._asked = {
+            "gold": (open_gold, job),
+            "gold again": (open_gold, job),
+            "control": (open_start, control),
+            "start": (open_start, job),
+        }
         self._done: dict[str, ObservedRun] = {}
-        self._running = {name: asyncio.Lock() for name in self._openers}
+        self._running = {name: asyncio.Lock() for name in self._asked}
 
-    async def run(self, name: Literal["gold", "gold again", "start"]) -> ObservedRun:
-        """A run by name; `gold again` has the same inputs as `gold`.
+    async def run(self, name: Literal["gold", "gold again", "control", "start"]) -> ObservedRun:
+        """A run by name. `gold again` has the same inputs as `gold`; `control` are the initial files with the
+        first inputs, `start` with all.
 
         Raises SandboxError when a sandbox failed, or if gold's tests time out, which says nothing about them.
         """
@@ -134,15 +144,31 @@ class ReferenceRuns:
                 self._done[name] = await self._observed(name)
         return self._done[name]
 
+    async def shown(self, expected: Mapping[str, TestObservation]) -> int:
+        """The number of tests whose values differ from gold's on the initial files.
+
+        All inputs are tried only if the first ones show nothing.
+        """
+        names: Sequence[Literal["control", "start"]] = ("control", "start")
+        for name in names:
+            files = frozenset(self._asked[name][1]["tests"])
+            asked = {test: seen for test, seen in expected.items() if test.partition("::")[0] in files}
+            run = await self.run(name)
+            if differs := await anyio.to_thread.run_sync(_differences, asked, run):
+                return len(differs)
+        return 0
+
     async def _observed(self, name: str) -> ObservedRun:
-        run = await observe(self._openers[name], self._job, is_gold=name != "start")
-        if name == "start":
+        open_sandbox, job = self._asked[name]
+        is_gold = name.startswith("gold")
+        run = await observe(open_sandbox, job, is_gold=is_gold)
+        if not is_gold:
             return run
         if run.forged or not run.ended:
             why = run.forged or "its tests do not come to an end"
             raise TaskError(f"The values of the solution are not known: {why}.")
         answered = sum(not each.broken for each in run.tests.values())
-        if answered < len(self._job["tests"]) / 2:
+        if answered < len(job["tests"]) / 2:
             raise SandboxError(
                 f"The solution answered {answered} of {len(run.tests)} tests in time. This machine is too "
                 "busy to judge by value."
@@ -317,23 +343,23 @@ def _job(task: Task, reference: GoldReference, seed: int, turn: int) -> dict[str
 
 
 async def _judgement(runs: ReferenceRuns, job: Mapping[str, Any], open_sandbox: Opener) -> ValueJudgement:
-    gold, start, candidate = await _all(
-        runs.run("gold"), runs.run("start"), observe(open_sandbox, job, is_gold=False)
+    gold, _, candidate = await _all(
+        runs.run("gold"), runs.run("control"), observe(open_sandbox, job, is_gold=False)
     )
     expected: Mapping[str, TestObservation] = gold.tests
-    shown = await anyio.to_thread.run_sync(_differences, expected, start)
+    shown = await runs.shown(expected)
     differs = await anyio.to_thread.run_sync(_differences, expected, candidate)
     if differs and shown:
         # What gold does not do twice alike says nothing about the candidate.
         expected = await anyio.to_thread.run_sync(stable, gold, await runs.run("gold again"))
-        shown = await anyio.to_thread.run_sync(_differences, expected, start)
+        shown = await runs.shown(expected)
         differs = await anyio.to_thread.run_sync(_differences, expected, candidate)
     tampered = _tampered(candidate)
     return ValueJudgement(
         agrees=not differs and not tampered,
         tests=len(expected),
         assertions=sum(len(each.groups) for each in expected.values()),
-        shown=len(shown),
+        shown=shown,
         differs=differs,
         tampered=tampered,
     )

@@ -1,4 +1,4 @@
-"""Runs variants of tests with pytest, each test in a process of its own, and reports the observed values.
+"""Runs variants of tests with pytest, each test file in a process of its own, and reports the observed values.
 
 Runs in a fresh sandbox by way of `starting.py`, with the job on stdin: `{"nonce", "pycache_prefix",
 "encoding", "sources", "files", "tests": {file: [test functions], or null for all}, "forms", "seed", "test_s",
@@ -9,7 +9,8 @@ After `hangs` tests that take longer than `test_s` seconds, no more are run: the
 Variants call the builtins `__observe__` and `__observing__` (see `harnessgym.grading.by_value.variants`). A
 workspace that is prepared for it calls `__reached__` with the name of each function that runs.
 
-pytest is imported before `sys.pycache_prefix` is set, because compiling it takes longer than most tests do.
+pytest and its plugins are imported before `sys.pycache_prefix` is set: compiling them takes longer than most
+tests do.
 Nothing of the workspace is. Answers are written to a private descriptor, one a line: the nonce, then JSON in
 hexadecimal. Nothing is judged here. The code under test can change its own values only, and the right ones
 are elsewhere.
@@ -22,6 +23,8 @@ import collections.abc
 import contextlib
 import gc
 import hashlib
+import importlib
+import itertools
 import json
 import os
 import select
@@ -92,7 +95,7 @@ class Observer:
 
 
 class ForkingReporter:
-    """A pytest plugin: runs each test in a fork, and reports what it observed and how it ended."""
+    """A pytest plugin: runs each file's tests in a fork, and reports what each observed and how it ended."""
 
     def __init__(self, say: Any, observer: Observer, job: dict[str, Any], pytest: Any) -> None:
         self._say = say
@@ -109,11 +112,14 @@ class ForkingReporter:
 
         self._protocol = _pytest.runner.runtestprotocol
 
-        def protocol(item: Any, nextitem: Any) -> bool:  # noqa: ARG001  # the names that pytest gives
-            self._say(case=item.nodeid, **self._in_fork(item))
-            return True
-
-        self.pytest_runtest_protocol = pytest.hookimpl(tryfirst=True)(protocol)
+    def pytest_runtestloop(self, session: Any) -> bool:
+        """Runs all tests. After one that hangs or ends its process, the rest of its file runs in a new fork."""
+        items = session.items
+        while items:
+            file = items[0].path
+            together = list(itertools.takewhile(lambda item, file=file: item.path == file, items))
+            items = items[self._in_fork(together) :]
+        return True
 
     def pytest_runtest_makereport(self, item: Any, call: Any) -> None:  # noqa: ARG002
         """Records what a phase of a test raised, and whether a `raise` statement did."""
@@ -149,56 +155,89 @@ class ForkingReporter:
         if report.outcome != "passed":
             self._say(uncollected=report.nodeid, why=str(report.longrepr)[-300:])
 
-    def _in_fork(self, item: Any) -> dict[str, Any]:
+    def _in_fork(self, items: list[Any]) -> int:
+        """Runs tests of one file, at most to the first without an answer. Returns how many were reported."""
         if not self._hangs_left:
-            return {"hang": self._limit_s}
+            self._say(case=items[0].nodeid, hang=self._limit_s)
+            return 1
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(reading)
-            self._answer_into(writing, item)
+            self._answer_into(writing, items)
         os.close(writing)
-        data, hung = _read(reading, time.monotonic() + self._limit_s)
+        answers = AnswerReader(reading)
+        done = 0
+        for item in items:
+            done += 1
+            line = answers.next_line(time.monotonic() + self._limit_s)
+            if line is None:
+                self._hangs_left -= 1
+                self._say(case=item.nodeid, hang=self._limit_s)
+                break
+            if not line:
+                _, status = os.waitpid(child, 0)
+                child = 0
+                self._say(case=item.nodeid, crash=_end_of(status))
+                break
+            self._say(case=item.nodeid, **_parsed(line))
         os.close(reading)
-        with contextlib.suppress(ProcessLookupError):
+        if child:
             os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        if hung:
-            self._hangs_left -= 1
-            return {"hang": self._limit_s}
-        try:
-            answer = json.loads(data)
-        except ValueError:
-            return {"crash": f"signal {status & 127}" if status & 127 else f"exit code {status >> 8}"}
-        return answer if isinstance(answer, dict) else {"crash": "no answer"}
+            os.waitpid(child, 0)
+        return done
 
-    def _answer_into(self, descriptor: int, item: Any) -> None:
-        """Runs in the fork: runs the test, writes what it observed and exits."""
+    def _answer_into(self, descriptor: int, items: list[Any]) -> None:
+        """Runs in the fork: runs the tests, writes a line for each with what it observed, and exits."""
         leave = os._exit
         try:
-            groups = self._observer.groups = []
-            self._reached.clear()  # importing reaches functions too
-            self._protocol(item, log=False, nextitem=None)
-            self._observer.groups = None
-            answer = {"groups": groups, "raised": self._raised, "reached": sorted(self._reached)}
-            data = json.dumps(answer).encode()
-            while data:
-                data = data[os.write(descriptor, data) :]
+            for item in items:
+                groups = self._observer.groups = []
+                self._raised.clear()
+                self._reached.clear()  # importing reaches functions too
+                self._protocol(item, log=False, nextitem=None)
+                self._observer.groups = None
+                answer = {"groups": groups, "raised": self._raised, "reached": sorted(self._reached)}
+                data = json.dumps(answer).encode() + b"\n"
+                while data:
+                    data = data[os.write(descriptor, data) :]
         except BaseException:  # noqa: BLE001
             leave(70)
         leave(0)
 
 
-def _read(descriptor: int, until: float) -> tuple[bytes, bool]:
-    blocks: list[bytes] = []
-    while True:
-        ready, _, _ = select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
-        if not ready:
-            return b"".join(blocks), True
-        block = os.read(descriptor, 1 << 16)
-        if not block:
-            return b"".join(blocks), False
-        blocks.append(block)
+class AnswerReader:
+    """Reads lines from a descriptor, each with a deadline."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._read = bytearray()
+
+    def next_line(self, until: float) -> bytes | None:
+        """The next line, empty if the descriptor was closed before its end; None after the deadline."""
+        while (end := self._read.find(b"\n")) < 0:
+            ready, _, _ = select.select([self._descriptor], [], [], max(0.0, until - time.monotonic()))
+            if not ready:
+                return None
+            block = os.read(self._descriptor, 1 << 16)
+            if not block:
+                return b""
+            self._read += block
+        line = bytes(self._read[: end + 1])
+        del self._read[: end + 1]
+        return line
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        answer = None
+    return answer if isinstance(answer, dict) else {"crash": "no answer"}
+
+
+def _end_of(status: int) -> str:
+    return f"signal {status & 127}" if status & 127 else f"exit code {status >> 8}"
 
 
 def _meant(error: BaseException) -> bool:
@@ -221,8 +260,11 @@ def main() -> None:
     for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
         os.environ.pop(name, None)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    import _pytest.config
     import pytest
 
+    for name in _pytest.config.default_plugins:
+        importlib.import_module(f"_pytest.{name}")
     sys.pycache_prefix = job["pycache_prefix"]
     encoding: Any = types.ModuleType("encoding")
     exec(job["encoding"], encoding.__dict__)  # noqa: S102  # our own text; there is no file to import
