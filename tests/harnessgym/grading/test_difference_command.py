@@ -94,7 +94,17 @@ def test_a_rollout_that_is_rewarded_carries_an_opinion_that_changes_no_reward(ta
     agent = tmp_path / "agent.py"
     agent.write_text(AGENT.format(source="fitted.txt"))
     run = tmp_path / "run"
-    words = ["rollout", "--tasks", tasks, "--upstream", "scripted", "--folder", run, "--second-opinion", "evidence"]
+    words = [
+        "rollout",
+        "--tasks",
+        tasks,
+        "--upstream",
+        "scripted",
+        "--folder",
+        run,
+        "--second-opinion",
+        "evidence",
+    ]
     done = harnessgym(*words, "--set", f'argv=["python", "{agent}"]', "--set", f'readable=["{agent}"]')
     assert done.returncode == 0, done.stderr
     (line,) = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]

@@ -52,7 +52,9 @@ def run(tmp_path):
         }
         # As in a sandbox, where python3 is the interpreter that has pytest.
         argv = [sys.executable, *command(runner("observing"))[1:]]
-        done = subprocess.run(argv, input=json.dumps(job).encode(), capture_output=True, cwd=tmp_path, timeout=60)
+        done = subprocess.run(
+            argv, input=json.dumps(job).encode(), capture_output=True, cwd=tmp_path, timeout=60
+        )
         lines = [json.loads(bytes.fromhex(line.split()[1].decode())) for line in done.stdout.splitlines()]
         assert lines[-1] == {"ended": 0}, done.stderr
         return {line.pop("case").partition("::")[2]: line for line in lines if "case" in line}
