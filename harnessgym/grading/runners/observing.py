@@ -1,4 +1,4 @@
-"""Runs variants of tests with pytest, each test file in a process of its own, and reports the observed values.
+"""Runs variants of tests with pytest, each test file in its own process, and reports the observed values.
 
 Runs in a fresh sandbox by way of `starting.py`, with the job on stdin: `{"nonce", "pycache_prefix",
 "encoding", "sources", "files", "tests": {file: [test functions], or null for all}, "forms", "seed", "test_s",
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import builtins
 import collections.abc
-import contextlib
 import gc
 import hashlib
 import importlib
@@ -97,7 +96,7 @@ class Observer:
 class ForkingReporter:
     """A pytest plugin: runs each file's tests in a fork, and reports what each observed and how it ended."""
 
-    def __init__(self, say: Any, observer: Observer, job: dict[str, Any], pytest: Any) -> None:
+    def __init__(self, say: Any, observer: Observer, job: dict[str, Any]) -> None:
         self._say = say
         self._observer = observer
         self._limit_s = job["test_s"]
@@ -113,7 +112,7 @@ class ForkingReporter:
         self._protocol = _pytest.runner.runtestprotocol
 
     def pytest_runtestloop(self, session: Any) -> bool:
-        """Runs all tests. After one that hangs or ends its process, the rest of its file runs in a new fork."""
+        """Runs all tests. After one that hangs or ends its process, its file goes on in a new fork."""
         items = session.items
         while items:
             file = items[0].path
@@ -285,7 +284,7 @@ def main() -> None:
     options += ["-c", os.devnull, "--rootdir", folder, "--import-mode=importlib"]
     options += ["--continue-on-collection-errors"]
     tests = [os.path.join(folder, path) for path in job["tests"]]
-    code = pytest.main([*options, *tests], plugins=[ForkingReporter(say, observer, job, pytest)])
+    code = pytest.main([*options, *tests], plugins=[ForkingReporter(say, observer, job)])
     say(ended=int(code))
     leave(0)
 

@@ -52,9 +52,8 @@ def run(tmp_path):
         }
         # As in a sandbox, where python3 is the interpreter that has pytest.
         argv = [sys.executable, *command(runner("observing"))[1:]]
-        done = subprocess.run(
-            argv, input=json.dumps(job).encode(), capture_output=True, cwd=tmp_path, timeout=60
-        )
+        sent = json.dumps(job).encode()
+        done = subprocess.run(argv, input=sent, capture_output=True, cwd=tmp_path, timeout=60, check=True)
         lines = [json.loads(bytes.fromhex(line.split()[1].decode())) for line in done.stdout.splitlines()]
         assert lines[-1] == {"ended": 0}, done.stderr
         return {line.pop("case").partition("::")[2]: line for line in lines if "case" in line}
