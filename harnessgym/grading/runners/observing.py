@@ -25,6 +25,7 @@ import hashlib
 import importlib
 import itertools
 import json
+import operator
 import os
 import select
 import signal
@@ -115,9 +116,8 @@ class ForkingReporter:
         """Runs all tests. After one that hangs or ends its process, its file goes on in a new fork."""
         items = session.items
         while items:
-            file = items[0].path
-            together = list(itertools.takewhile(lambda item, file=file: item.path == file, items))
-            items = items[self._in_fork(together) :]
+            _, together = next(itertools.groupby(items, operator.attrgetter("path")))
+            items = items[self._in_fork(list(together)) :]
         return True
 
     def pytest_runtest_makereport(self, item: Any, call: Any) -> None:  # noqa: ARG002
