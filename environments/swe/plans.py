@@ -26,7 +26,7 @@ from environments.swe.tree import tree
 from harnessgym.errors import HarnessGymError, SandboxError
 from harnessgym.grading.by_value.calls import planned
 from harnessgym.grading.by_value.judge import ReferenceRuns, sources_of
-from harnessgym.grading.by_value.observation import differences, stable
+from harnessgym.grading.by_value.observation import differences
 from harnessgym.grading.by_value.plan import (
     GoldObservations,
     JudgementPlan,
@@ -99,7 +99,7 @@ class PackagePlanner:
         draw = random.Random(f"{task.id} {seed}")
         job = variant_job(self._files, sources_of(self._files, plan), plan, draw)
         runs = ReferenceRuns(job, self._holding(task, "gold"), self._holding(task, task.id))
-        expected = stable(await runs.run("gold"), await runs.run("gold again"))
+        expected = await runs.gold_twice()
         return len(list(differences(expected, (await runs.run("start")).tests)))
 
     def _holding(self, task: Task, name: str) -> Opener:

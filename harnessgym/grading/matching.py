@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from typing import Any, Literal
 
 Match = Literal["exact", "stripped", "tokens", "float", "json"]
@@ -45,17 +46,23 @@ def parse_json(text: str | bytes) -> tuple[Any] | None:
         return None
 
 
-def same(actual: Any, expected: Any, tolerance: float = 0.0, depth: int = 0) -> bool:
-    """Whether two JSON values are equal. A boolean is not a number; 1 and 1.0 are equal."""
+def same(
+    actual: Any, expected: Any, tolerance: float = 0.0, *, exact_integers: bool = False, depth: int = 0
+) -> bool:
+    """Whether two JSON values are equal. A boolean is not a number; 1 and 1.0 are equal.
+
+    With `exact_integers`, the tolerance does not apply where both numbers are integers.
+    """
     if depth > _DEPTH:
         return False
+    inner = partial(same, tolerance=tolerance, exact_integers=exact_integers, depth=depth + 1)
     if isinstance(actual, dict) and isinstance(expected, dict):
-        keys_agree = actual.keys() == expected.keys()
-        return keys_agree and all(same(actual[key], expected[key], tolerance, depth + 1) for key in expected)
+        return actual.keys() == expected.keys() and all(inner(actual[key], expected[key]) for key in expected)
     if isinstance(actual, list) and isinstance(expected, list):
-        pairs = zip(actual, expected, strict=False)
-        return len(actual) == len(expected) and all(same(*pair, tolerance, depth + 1) for pair in pairs)
+        return len(actual) == len(expected) and all(map(inner, actual, expected))
     if is_number(actual) and is_number(expected):
+        if exact_integers and isinstance(actual, int) and isinstance(expected, int):
+            return actual == expected
         return _close(actual, expected, tolerance)
     return type(actual) is type(expected) and bool(actual == expected)
 

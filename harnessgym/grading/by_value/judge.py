@@ -118,62 +118,95 @@ class ValueJudgement:
         return replace(grade, rewards=rewards, evidence=evidence)
 
 
+RunName = Literal["gold", "gold alone", "gold again", "control", "start"]
+
+
 class ReferenceRuns:
     """The answers of gold and of the initial files to the inputs of one draw. Each run is made once."""
 
     def __init__(self, job: Mapping[str, Any], open_gold: Opener, open_start: Opener) -> None:
         # Variants of tests that show the fault come first.
         control = {**job, "tests": dict(list(job["tests"].items())[:_CONTROL])}
-        self._asked = {
+        self._asked: dict[RunName, tuple[Opener, Mapping[str, Any]]] = {
             "gold": (open_gold, job),
+            "gold alone": (open_gold, job),
             "gold again": (open_gold, job),
             "control": (open_start, control),
             "start": (open_start, job),
         }
-        self._done: dict[str, ObservedRun] = {}
+        self._done: dict[RunName, ObservedRun] = {}
         self._running = {name: asyncio.Lock() for name in self._asked}
 
-    async def run(self, name: Literal["gold", "gold again", "control", "start"]) -> ObservedRun:
-        """A run by name. `gold again` has the same inputs as `gold`; `control` are the initial files with the
-        first inputs, `start` with all.
+    async def run(self, name: RunName) -> ObservedRun:
+        """A run by name. `gold again` has the same inputs as `gold`, and `gold alone` those on which `gold`
+        did not end; `control` are the initial files with the first inputs, `start` with all.
 
-        Raises SandboxError when a sandbox failed, or if gold's tests time out, which says nothing about them.
+        Raises SandboxError when a sandbox failed.
         """
         async with self._running[name]:
             if name not in self._done:
-                self._done[name] = await self._observed(name)
+                open_sandbox, job = self._asked[name]
+                self._done[name] = await observe(open_sandbox, job, is_gold=name.startswith("gold"))
         return self._done[name]
+
+    async def gold(self) -> ObservedRun:
+        """What gold observed. Tests that did not end in time run once more: call this when the candidate has
+        ended. One that takes the processor from gold would else choose what it is compared with.
+
+        Raises SandboxError when a sandbox failed, or if gold's tests time out, which says nothing about them;
+        TaskError if gold's answers are not known.
+        """
+        gold = await self.run("gold")
+        if late := self._late(gold):
+            open_gold, job = self._asked["gold"]
+            tests = {file: wanted for file, wanted in job["tests"].items() if file in late}
+            self._asked["gold alone"] = (open_gold, {**job, "tests": tests})
+            alone = await self.run("gold alone")
+            gold = replace(alone, tests={**gold.tests, **alone.tests})
+        self._check(gold)
+        return gold
+
+    async def gold_twice(self) -> dict[str, TestObservation]:
+        """What gold observed twice in the same way. Raises like `gold`."""
+        first, second = await self.gold(), await self.run("gold again")
+        self._check(second)
+        return await anyio.to_thread.run_sync(stable, first, second)
 
     async def shown(self, expected: Mapping[str, TestObservation]) -> int:
         """The number of tests whose values differ from gold's on the initial files.
 
         All inputs are tried only if the first ones show nothing.
         """
-        names: Sequence[Literal["control", "start"]] = ("control", "start")
+        names: Sequence[RunName] = ("control", "start")
         for name in names:
             files = frozenset(self._asked[name][1]["tests"])
-            asked = {test: seen for test, seen in expected.items() if test.partition("::")[0] in files}
+            asked = {test: seen for test, seen in expected.items() if _file_of(test) in files}
             run = await self.run(name)
             if differs := await anyio.to_thread.run_sync(_differences, asked, run):
                 return len(differs)
         return 0
 
-    async def _observed(self, name: str) -> ObservedRun:
-        open_sandbox, job = self._asked[name]
-        is_gold = name.startswith("gold")
-        run = await observe(open_sandbox, job, is_gold=is_gold)
-        if not is_gold:
-            return run
-        if run.forged or not run.ended:
-            why = run.forged or "its tests do not come to an end"
+    def _late(self, gold: ObservedRun) -> frozenset[str]:
+        """The test files that did not answer in time."""
+        late = {_file_of(test) for test, seen in gold.tests.items() if seen.broken == "hang"}
+        if not gold.ended:
+            late |= self._asked["gold"][1]["tests"].keys() - set(map(_file_of, gold.tests))
+        return frozenset(late)
+
+    def _check(self, gold: ObservedRun) -> None:
+        if gold.forged or not gold.ended:
+            why = gold.forged or "its tests do not come to an end"
             raise TaskError(f"The values of the solution are not known: {why}.")
-        answered = sum(not each.broken for each in run.tests.values())
-        if answered < len(job["tests"]) / 2:
+        answered = sum(not each.broken for each in gold.tests.values())
+        if answered < len(self._asked["gold"][1]["tests"]) / 2:
             raise SandboxError(
-                f"The solution answered {answered} of {len(run.tests)} tests in time. This machine is too "
+                f"The solution answered {answered} of {len(gold.tests)} tests in time. This machine is too "
                 "busy to judge by value."
             )
-        return run
+
+
+def _file_of(test: str) -> str:
+    return test.partition("::")[0]
 
 
 class GoldReference:
@@ -234,14 +267,15 @@ class ByValueJudge:
             raise TaskError(f"Task {task.id!r} cannot be judged by value: {reference.plan.why}")
         given = self._seed if seed is None else seed
         drawn = secrets.randbits(48) if given is None else given
-        # What a draw does not show on the initial files, it would not show on a cheat.
+        # A draw that shows nothing on the initial files would show nothing on a cheat: such a draw takes a
+        # reward away, and gives none.
         for turn in range(_DRAWS):
             job = await anyio.to_thread.run_sync(_job, task, reference, drawn, turn)
             runs = reference.runs(job, fresh)
             if given is not None and given == self._seed:
                 runs = reference.kept_runs.setdefault(turn, runs)
             judgement = await _judgement(runs, job, open_sandbox)
-            if judgement.shown:
+            if judgement.shown or not judgement.agrees:
                 return replace(judgement, seed=drawn, draws=turn + 1, seconds=time.monotonic() - began)
         raise TaskError(
             f"Task {task.id!r}: {_DRAWS} draws of inputs do not tell the initial files from the solution."
@@ -343,23 +377,21 @@ def _job(task: Task, reference: GoldReference, seed: int, turn: int) -> dict[str
 
 
 async def _judgement(runs: ReferenceRuns, job: Mapping[str, Any], open_sandbox: Opener) -> ValueJudgement:
-    gold, _, candidate = await _all(
+    _, _, candidate = await _all(
         runs.run("gold"), runs.run("control"), observe(open_sandbox, job, is_gold=False)
     )
-    expected: Mapping[str, TestObservation] = gold.tests
-    shown = await runs.shown(expected)
+    expected: Mapping[str, TestObservation] = (await runs.gold()).tests
     differs = await anyio.to_thread.run_sync(_differences, expected, candidate)
-    if differs and shown:
+    if differs:
         # What gold does not do twice alike says nothing about the candidate.
-        expected = await anyio.to_thread.run_sync(stable, gold, await runs.run("gold again"))
-        shown = await runs.shown(expected)
+        expected = await runs.gold_twice()
         differs = await anyio.to_thread.run_sync(_differences, expected, candidate)
     tampered = _tampered(candidate)
     return ValueJudgement(
         agrees=not differs and not tampered,
         tests=len(expected),
         assertions=sum(len(each.groups) for each in expected.values()),
-        shown=shown,
+        shown=await runs.shown(expected),
         differs=differs,
         tampered=tampered,
     )

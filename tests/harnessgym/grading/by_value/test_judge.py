@@ -1,6 +1,7 @@
 """Judging by value: what behaves as gold does keeps its reward, and nothing that judged code does forges one."""
 
 import asyncio
+import contextlib
 import gc
 import os
 from dataclasses import replace
@@ -114,6 +115,13 @@ if hasattr(builtins, "__observe__"):
         if type(thing).__name__ == "ForkingReporter":
             say = thing._say
             thing._say = lambda **answer: (say(**answer), say(**answer))
+""",
+    "names that are none": """
+import builtins, gc
+if hasattr(builtins, "__observe__"):
+    for thing in gc.get_objects():
+        if type(thing).__name__ == "ForkingReporter":
+            thing._say(imported=3)
 """,
     "exits at the end": """
 import atexit, builtins, os
@@ -316,6 +324,20 @@ async def test_inputs_that_do_not_show_the_fault_are_drawn_again(make_task, judg
     assert (await judged(task, {"stats.py": gold}, 1)).agrees
 
 
+async def test_what_a_candidate_does_in_a_draw_that_shows_nothing_counts(make_task, judged, monkeypatch):
+    """Only a reward waits for a draw that tells the initial files from gold. Else a cheat could be an error."""
+
+    async def nothing(*_):
+        return 0
+
+    monkeypatch.setattr(judging.ReferenceRuns, "shown", nothing)
+    wrong = await judged(make_task(), {}, 3)
+    assert not wrong.agrees
+    assert (wrong.draws, wrong.shown) == (1, 0)
+    jammed = {"stats.py": make_task().solution.files["stats.py"] + JAMS["early exit"]}
+    assert (await judged(make_task(), jammed, 3)).tampered
+
+
 async def test_a_draw_that_can_show_nothing_is_the_tasks_fault(make_task, judged, monkeypatch):
     monkeypatch.setattr(judging, "variant_job", without_tests)
     with pytest.raises(TaskError, match="do not tell the initial files"):
@@ -329,6 +351,46 @@ async def test_a_machine_that_is_too_busy_for_gold_gives_no_verdict(make_task, j
     monkeypatch.setattr(plans, "_GOLD_S", 0.0001)
     with pytest.raises(SandboxError, match="too busy"):
         await judged(task, {}, 5)
+
+
+@pytest.mark.parametrize("candidate", [{}, {"stats.py": EQUIVALENT}], ids=["wrong", "right"])
+async def test_a_candidate_that_keeps_gold_from_ending_in_time_is_judged(
+    make_task, bubblewrap, tmp_path, monkeypatch, candidate
+):
+    """Gold runs beside it. Without a second run alone, the candidate could make its zero an error."""
+    monkeypatch.setattr(plans, "_VARIANTS", 4)
+    monkeypatch.setattr(plans, "_GOLD_S", 1.0)
+    slow = "import os, time\nif os.path.exists('busy'):\n    time.sleep = lambda _, wait=time.sleep: wait(60)\n"
+    gold = make_task().solution.files["stats.py"] + "\n_median = median\n\n\ndef median(values):\n"
+    gold += "    time.sleep(0)\n    return _median(values)\n\n\nclass Stack(Stack):\n    def pop(self):\n"
+    task = make_task(gold=slow + gold + "        time.sleep(0)\n        return super().pop()\n")
+    beside = False
+
+    @contextlib.asynccontextmanager
+    async def fresh():
+        async with bubblewrap.open(task.limits, equipment_of(task, grades=True)) as sandbox:
+            if beside:
+                await sandbox.write("busy", b"")
+            yield sandbox
+
+    judge = ByValueJudge(tmp_path)
+    await judge.reference(task, fresh)
+    (tmp_path / "w").mkdir()
+    for path, text in {**task.files, **candidate}.items():
+        (tmp_path / "w" / path).write_text(text)
+
+    @contextlib.asynccontextmanager
+    async def open_candidate():
+        nonlocal beside
+        beside = True
+        plain = holding(tmp_path / "w", lambda: bubblewrap.open(task.limits, equipment_of(task, grades=True)))
+        async with plain() as sandbox:
+            yield sandbox
+        beside = False
+
+    judgement = await judge.judge(task, open_candidate, fresh, seed=1)
+    assert judgement.agrees == bool(candidate), judgement.differs
+    assert judgement.tests >= 4
 
 
 async def test_gold_is_made_once_and_removed_with_the_judge(make_task, bubblewrap, tmp_path):

@@ -56,7 +56,15 @@ def test_an_answer_that_the_runner_cannot_have_written_is_forged(answer, why):
 
 
 def test_answering_twice_is_forged():
-    assert "twice" in run_of(BEGAN, ANSWER, ANSWER, ENDED).forged
+    assert "two answers" in run_of(BEGAN, ANSWER, ANSWER, ENDED).forged
+
+
+@pytest.mark.parametrize("imported", [3, None, "a.py::f", {"a.py::f": 1}, [3]])
+def test_names_of_functions_that_are_none_are_forged(imported):
+    """Whatever stands there, reading it raises nothing."""
+    run = run_of(BEGAN, {"imported": imported}, ANSWER, ENDED)
+    assert "names of functions" in run.forged
+    assert run_of(BEGAN, {"imported": ["a.py::f"]}, ANSWER, ENDED).imported == {"a.py::f"}
 
 
 def test_garbage_and_a_second_end_are_forged():
@@ -72,6 +80,21 @@ def test_an_early_end_and_a_timeout_are_told_apart():
 
 def test_equal_values_agree():
     assert differ(seen([1, 2.0], ["a"]), seen([1, 2.0 + 1e-12], ["a"])) == []
+
+
+def test_integers_agree_only_if_they_are_equal():
+    """However large they are: the tolerance is for what floats lose."""
+    assert differ(seen([10**12]), seen([10**12 + 1])) == [0]
+    assert differ(seen([{"$tuple": [10**12]}]), seen([{"$tuple": [10**12 + 1]}])) == [0]
+    assert differ(seen([1e12]), seen([10**12 + 1])) == []
+
+
+def test_the_name_of_what_a_candidate_raises_is_shown_in_a_form_that_can_be_stored():
+    raising = seen([1], raised=("\ud800\0" + "x" * 10_000,), meant=True)
+    (difference,) = differences({"t": seen([1])}, {"t": raising})
+    shown = difference.to_dict()["candidate"]
+    assert shown.isprintable()
+    assert len(shown) < 1_000
 
 
 @pytest.mark.parametrize(
