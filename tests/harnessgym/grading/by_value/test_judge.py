@@ -360,7 +360,9 @@ async def test_a_candidate_that_keeps_gold_from_ending_in_time_is_judged(
     """Gold runs beside it. Without a second run alone, the candidate could make its zero an error."""
     monkeypatch.setattr(plans, "_VARIANTS", 4)
     monkeypatch.setattr(plans, "_GOLD_S", 1.0)
-    slow = "import os, time\nif os.path.exists('busy'):\n    time.sleep = lambda _, wait=time.sleep: wait(60)\n"
+    slow = (
+        "import os, time\nif os.path.exists('busy'):\n    time.sleep = lambda _, wait=time.sleep: wait(60)\n"
+    )
     gold = make_task().solution.files["stats.py"] + "\n_median = median\n\n\ndef median(values):\n"
     gold += "    time.sleep(0)\n    return _median(values)\n\n\nclass Stack(Stack):\n    def pop(self):\n"
     task = make_task(gold=slow + gold + "        time.sleep(0)\n        return super().pop()\n")
