@@ -8,7 +8,10 @@ from environments.swe.package import package
 from environments.swe.plans import PackagePlanner
 from harnessgym.grading.by_value.judge import KEY
 from harnessgym.grading.by_value.plan import JudgementPlan
+from harnessgym.grading.cheats.scripted_agent import ScriptedAgent
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
+from harnessgym.sandboxes.docker import Docker, DockerSettings
+from harnessgym.sandboxes.images.layers import ensure
 
 pytestmark = pytest.mark.anyio
 
@@ -24,6 +27,23 @@ async def test_a_plan_shows_the_fault_with_every_seed(tmp_path, anyio_backend):
     assert any(test.telling for test in made.plan.tests)
     functions = {call.function for call in made.plan.calls}
     assert set(task.metadata["functions"]) <= functions
+
+
+@pytest.mark.docker
+async def test_a_shipped_plan_judges_in_a_container_too(tmp_path, anyio_backend):
+    """Plans are made with this machine's Python and pytest. The image has versions of its own."""
+    task = tasks_of(package("itsdangerous"))[3]
+    assert task.metadata[KEY]["tests"]
+    ensure(DockerSettings().image, ())
+    async with Docker(DockerSettings(workspace_root=tmp_path / "w")) as backend:
+        agent = ScriptedAgent(backend)
+        solved = await agent.gold(task)
+        assert (solved.reward, solved.tampered, solved.error) == (1.0, None, None)
+        assert solved.evidence[KEY]["agrees"]
+        assert solved.evidence[KEY]["assertions"] > 0
+        nothing = await agent.nothing_by_value(task, 1)
+        assert (nothing.reward, nothing.tampered, nothing.error) == (0.0, None, None)
+        assert nothing.evidence[KEY]["differences"] >= 3
 
 
 def test_a_manifest_keeps_plans(tmp_path):

@@ -10,6 +10,7 @@ from harnessgym.grading.upload import holding, lay
 from harnessgym.provisioning import equipment_of
 from harnessgym.task import Limits, Solution, Task
 from harnessgym.task_setup.workspace_setup import furnish
+from tests.harnessgym.grading.conftest import KINDS
 
 LIMITS = Limits(wall_s=60.0, memory_mb=1_024, processes=64, disk_mb=64)
 BROKEN = '''\
@@ -88,14 +89,36 @@ def make_task():
     return make
 
 
-@pytest.fixture(scope="module")
-def by_value(tmp_path_factory):
-    """A judge whose candidates share their inputs, so that gold answers once for many tests."""
-    return ByValueJudge(tmp_path_factory.mktemp("gold"), seed=1)
+BOTH = pytest.mark.parametrize("kind", KINDS, indirect=True)
+"""A test that runs in bubblewrap and in Docker. Without it, tests run in bubblewrap alone."""
+
+
+@pytest.fixture(params=KINDS[:1])
+def kind(request):
+    """The kind of sandboxes."""
+    return request.param
 
 
 @pytest.fixture
-def judged(bubblewrap, by_value, tmp_path):
+def backend(request, kind):
+    """A backend of this kind, shared by the tests of a file."""
+    return request.getfixturevalue(kind)
+
+
+@pytest.fixture(scope="module")
+def judges(tmp_path_factory):
+    """Judges whose candidates share their inputs, so that gold answers once for many tests."""
+    return {kind.id: ByValueJudge(tmp_path_factory.mktemp("gold"), seed=1) for kind in KINDS}
+
+
+@pytest.fixture
+def by_value(judges, kind):
+    """The judge for this kind of sandboxes."""
+    return judges[kind]
+
+
+@pytest.fixture
+def judged(backend, by_value, tmp_path):
     """Judges a candidate's files by value."""
 
     async def go(task, files, seed=None, judge=by_value):
@@ -106,7 +129,7 @@ def judged(bubblewrap, by_value, tmp_path):
             (workspace / path).write_bytes(text if isinstance(text, bytes) else text.encode())
 
         def fresh():
-            return bubblewrap.open(task.limits, equipment_of(task, grades=True))
+            return backend.open(task.limits, equipment_of(task, grades=True))
 
         return await judge.judge(task, holding(workspace, fresh), fresh, seed=seed)
 
@@ -114,7 +137,7 @@ def judged(bubblewrap, by_value, tmp_path):
 
 
 @pytest.fixture
-def graded(bubblewrap, by_value, tmp_path):
+def graded(backend, by_value, tmp_path):
     """Grades a candidate's files on the way that every rollout takes."""
 
     async def go(task, files, **options):
@@ -126,9 +149,9 @@ def graded(bubblewrap, by_value, tmp_path):
             (candidate / path).write_text(text)
 
         def fresh():
-            return bubblewrap.open(task.limits, equipment_of(task, grades=True))
+            return backend.open(task.limits, equipment_of(task, grades=True))
 
-        async with bubblewrap.open(task.limits, equipment_of(task)) as sandbox:
+        async with backend.open(task.limits, equipment_of(task)) as sandbox:
             await furnish(task, sandbox)
             await lay(candidate, sandbox)
             return await judge(task, sandbox, fresh, by_value=by_value, **options)

@@ -16,9 +16,9 @@ from harnessgym.grading.upload import holding
 from harnessgym.provisioning import equipment_of
 from harnessgym.task import Limits, Solution
 from tests.harnessgym.grading import shapes
-from tests.harnessgym.grading.by_value.conftest import BROKEN
+from tests.harnessgym.grading.by_value.conftest import BOTH, BROKEN
 
-pytestmark = [pytest.mark.anyio, pytest.mark.bubblewrap]
+pytestmark = pytest.mark.anyio
 LIMITS = Limits(wall_s=60.0, memory_mb=1_024, processes=64, disk_mb=64)
 EQUIVALENT = """\
 import statistics
@@ -148,6 +148,7 @@ def without_tests(*args):
     return {**plans.variant_job(*args), "tests": {}}
 
 
+@BOTH
 async def test_gold_agrees_with_itself(make_task, judged):
     task = make_task()
     judgement = await judged(task, task.solution.files)
@@ -182,13 +183,17 @@ async def test_the_inputs_are_new_each_time_and_the_same_for_a_seed(make_task, j
     assert again.differs == new[0].differs
 
 
-@pytest.mark.parametrize("cheat", [EMPTIED, TABLE, EXPECTING, EQUAL, ANSWERS], ids=range(5))
+@BOTH
+@pytest.mark.parametrize("cheat", ["", EMPTIED, TABLE, EXPECTING, EQUAL, ANSWERS], ids=range(6))
 async def test_no_trick_gives_the_values_of_gold(make_task, judged, cheat):
-    """Empty tests, tables of what tests show, constants of the tests' frames, values equal to all, one answer."""
+    """Nothing done, empty tests, tables of what tests show, constants of the tests' frames, values equal to
+    all, one answer.
+    """
     judgement = await judged(make_task(), {"stats.py": make_task().files["stats.py"] + cheat})
     assert not judgement.agrees
 
 
+@BOTH
 @pytest.mark.parametrize("jam", JAMS.values(), ids=JAMS)
 async def test_a_candidate_that_jams_the_answers_has_tampered(make_task, judged, jam):
     """Even if it would solve the task."""
@@ -197,6 +202,7 @@ async def test_a_candidate_that_jams_the_answers_has_tampered(make_task, judged,
     assert judgement.tampered
 
 
+@BOTH
 async def test_a_candidate_that_does_not_end_has_tampered(make_task, judged, monkeypatch):
     monkeypatch.setattr(plans, "RUN_S", 8.0)
     judgement = await judged(make_task(), {"stats.py": make_task().solution.files["stats.py"] + NO_END})
@@ -258,6 +264,7 @@ async def test_a_task_that_no_value_tells_is_never_a_zero(make_task, judged, fie
         await judged(make_task(**fields), {"stats.py": EQUIVALENT})
 
 
+@pytest.mark.bubblewrap
 async def test_candidates_that_share_a_seed_share_golds_answers(make_task, bubblewrap, tmp_path):
     """Each further one costs its own run only."""
     task = make_task()
@@ -353,6 +360,7 @@ async def test_a_machine_that_is_too_busy_for_gold_gives_no_verdict(make_task, j
         await judged(task, {}, 5)
 
 
+@pytest.mark.bubblewrap
 @pytest.mark.parametrize("candidate", [{}, {"stats.py": EQUIVALENT}], ids=["wrong", "right"])
 async def test_a_candidate_that_keeps_gold_from_ending_in_time_is_judged(
     make_task, bubblewrap, tmp_path, monkeypatch, candidate
@@ -395,6 +403,7 @@ async def test_a_candidate_that_keeps_gold_from_ending_in_time_is_judged(
     assert judgement.tests >= 4
 
 
+@pytest.mark.bubblewrap
 async def test_gold_is_made_once_and_removed_with_the_judge(make_task, bubblewrap, tmp_path):
     task = make_task()
     opened = 0
