@@ -18,7 +18,7 @@ import anyio.to_thread
 from harnessgym.errors import HarnessGymError, TaskError
 from harnessgym.grading.artifacts import CollectedArtifacts, collected_artifacts
 from harnessgym.grading.by_value.judge import ByValueJudge, is_judged_by_value
-from harnessgym.grading.reward_range import KEY, LARGEST, is_reward, reward_range
+from harnessgym.grading.reward_range import KEY, LARGEST, is_reward, least_reward, reward_range
 from harnessgym.grading.upload import LeftBehind, holding, warn_left_behind
 from harnessgym.grading.verifier import Opener, Verifier
 from harnessgym.registry import load
@@ -60,9 +60,9 @@ async def verdict(
 ) -> Grade:
     """Grades what was exported. `shared` is the agent's sandbox, if the task asks to be graded there.
 
-    If the task asks to be judged by value, or `required` says so, a reward is kept only if the workspace
-    gives gold's values too (`harnessgym.grading.by_value`). `by_value` keeps gold solutions from one call to
-    the next.
+    If the task asks to be judged by value, or `required` says so, more than the least reward is kept only if
+    the workspace gives gold's values too (`harnessgym.grading.by_value`). `by_value` keeps gold solutions
+    from one call to the next.
     """
     basis: dict[str, Any] = (
         {"mode": "separate"} if shared is None else {"mode": "shared", "warning": _WARNING}
@@ -80,9 +80,10 @@ async def verdict(
     grade = replace(grade, rewards=checked_rewards(grade, task))
     if required or is_judged_by_value(task):
         grade = replace(grade, integrity="by_value")
-        if grade.tampered is None and grade.rewards["reward"] > 0:
+        least = least_reward(task)
+        if grade.tampered is None and grade.rewards["reward"] > least:
             judgement = await (by_value or _JUDGE).judge(task, open_sandbox, fresh)
-            grade = judgement.applied(grade)
+            grade = judgement.applied(grade, least)
     return replace(grade, evidence={**grade.evidence, **basis, "integrity": grade.integrity})
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harnessgym.errors import TaskError
+from harnessgym.task import Task
 
 KEY = "reward_range"
 """Key of a task's metadata."""
@@ -39,3 +40,8 @@ def reward_range(metadata: Mapping[str, Any], where: str) -> tuple[float, float]
             f"{LARGEST:g}."
         )
     return low, high
+
+
+def least_reward(task: Task) -> float:
+    """What a wrong solution gets: 0, or the least reward of a range that goes below. Raises TaskError."""
+    return min(0.0, reward_range(task.metadata, f"Task {task.id!r}")[0])

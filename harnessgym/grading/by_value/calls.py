@@ -91,8 +91,8 @@ def fresh_calls(calls: Sequence[PlannedCall], draw: random.Random) -> str:
 def _statement(module: str, function: str, call: FunctionCall) -> str:
     *owners, name = function.split(".")
     new = None if call.new is None else (decode(call.new["args"]), decode(call.new["kwargs"]))
-    given = f"{decode(call.args)!r}, {decode(call.kwargs)!r}"
+    arguments = f"{decode(call.args)!r}, {decode(call.kwargs)!r}"
     return (
         "    with __observing__:\n"
-        f"        __observe__(call({module!r}, {owners!r}, {name!r}, {new!r}, {given}))"
+        f"        __observe__(call({module!r}, {owners!r}, {name!r}, {new!r}, {arguments}))"
     )

@@ -109,12 +109,12 @@ class ValueJudgement:
             "seconds": round(self.seconds, 3),
         }
 
-    def applied(self, grade: Grade) -> Grade:
-        """The grade after this judgement: what does not agree gets no reward."""
+    def applied(self, grade: Grade, least: float = 0.0) -> Grade:
+        """The grade after this judgement: what does not agree gets the `least` reward of the task."""
         evidence = {**grade.evidence, KEY: self.to_dict()}
         if self.tampered:
             return replace(grade, rewards={"reward": 0.0}, tampered=self.tampered, evidence=evidence)
-        rewards = grade.rewards if self.agrees else {**grade.rewards, "reward": 0.0}
+        rewards = grade.rewards if self.agrees else {**grade.rewards, "reward": least}
         return replace(grade, rewards=rewards, evidence=evidence)
 
 
@@ -265,14 +265,14 @@ class ByValueJudge:
         reference = await self.reference(task, fresh)
         if reference.plan.why:
             raise TaskError(f"Task {task.id!r} cannot be judged by value: {reference.plan.why}")
-        given = self._seed if seed is None else seed
-        drawn = secrets.randbits(48) if given is None else given
+        asked_seed = self._seed if seed is None else seed
+        drawn = secrets.randbits(48) if asked_seed is None else asked_seed
         # A draw that shows nothing on the initial files would show nothing on a cheat: such a draw takes a
         # reward away, and gives none.
         for turn in range(_DRAWS):
             job = await anyio.to_thread.run_sync(_job, task, reference, drawn, turn)
             runs = reference.runs(job, fresh)
-            if given is not None and given == self._seed:
+            if asked_seed is not None and asked_seed == self._seed:
                 runs = reference.kept_runs.setdefault(turn, runs)
             judgement = await _judgement(runs, job, open_sandbox)
             if judgement.shown or not judgement.agrees:

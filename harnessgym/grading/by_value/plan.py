@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio.to_thread
 
-from harnessgym.errors import TaskError
+from harnessgym.errors import SandboxError, TaskError
 from harnessgym.grading.by_value.calls import PlannedCall, fresh_calls
 from harnessgym.grading.by_value.observation import (
     ObservedRun,
@@ -174,13 +174,21 @@ class GoldObservations:
 async def observe_gold(files: TestFiles, open_gold: Opener, open_prepared: Opener) -> GoldObservations:
     """Runs all tests twice: on the gold solution, and on a copy of it made by `prepared`.
 
-    Raises SandboxError when a sandbox failed, TaskError when the gold solution cannot be run.
+    Raises SandboxError when a sandbox failed or most tests time out, TaskError when the gold solution cannot
+    be run.
     """
     job = await anyio.to_thread.run_sync(original_job, files)
     runs = [await observe(opener, job, is_gold=True) for opener in (open_prepared, open_gold)]
     for run in runs:
         if run.forged or not run.ended:
             raise TaskError(f"The tests cannot be observed on the gold solution: {run.forged or 'no end'}.")
+        # A plan is kept, so one that others' programs slowed down must not become a task that shows nothing.
+        late = sum(seen.broken == "hang" for seen in run.tests.values())
+        if late > len(run.tests) / 2:
+            raise SandboxError(
+                f"{late} of {len(run.tests)} tests of the gold solution take longer than {_GOLD_S:g} s. This "
+                "machine is too busy to plan how to judge by value, or the tests are too slow for it."
+            )
     reached: dict[str, set[str]] = {}
     for test, seen in runs[0].tests.items():
         reached.setdefault(name_of(test), set()).update(seen.reached)

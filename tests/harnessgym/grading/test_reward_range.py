@@ -5,7 +5,7 @@ import math
 import pytest
 
 from harnessgym.errors import TaskError
-from harnessgym.grading.reward_range import is_reward, reward_range
+from harnessgym.grading.reward_range import is_reward, least_reward, reward_range
 from harnessgym.task import Grade, Task, TaskStep
 from harnessgym.task_setup.steps import StepResult, joined
 from harnessgym.tasks.harbor import Harbor
@@ -20,6 +20,12 @@ def test_a_reward_is_a_finite_number():
 def test_it_is_0_to_1_unless_the_task_says_otherwise():
     assert reward_range({}, "here") == (0.0, 1.0)
     assert reward_range({"reward_range": [-2, 3]}, "here") == (-2.0, 3.0)
+
+
+def test_the_least_reward_is_0_unless_the_range_goes_below():
+    for declared, least in (([0, 1], 0.0), ([-2, 3], -2.0), ([-1, 0], -1.0), ([0.5, 1], 0.0)):
+        assert least_reward(Task("t", "", metadata={"reward_range": declared})) == least
+    assert least_reward(Task("t", "")) == 0.0
 
 
 def test_a_harbor_task_declares_it_in_its_metadata(tmp_path):

@@ -14,8 +14,8 @@ from harnessgym.grading.by_value import plan as plans
 from harnessgym.grading.by_value.judge import KEY, ByValueJudge
 from harnessgym.grading.upload import holding
 from harnessgym.provisioning import equipment_of
-from harnessgym.task import Limits, Solution
-from tests.harnessgym.grading import shapes
+from harnessgym.task import Grade, Limits, Solution
+from tests.harnessgym.grading import graders, shapes
 from tests.harnessgym.grading.by_value.conftest import BOTH, BROKEN
 
 pytestmark = pytest.mark.anyio
@@ -236,6 +236,39 @@ async def test_a_run_can_require_it_of_any_task_with_a_solution(make_task, grade
     assert (grade.rewards["reward"], bool(grade.tampered)) == (0.0, True)
 
 
+async def test_what_gives_other_values_gets_the_least_reward_of_the_task(make_task, graded):
+    """Where failing costs something, 0 is a reward: it is judged too, and is not what a wrong solution gets."""
+    task = make_task()
+    given = {"grade": Grade({"reward": 0.0}), "reward_range": [-1, 0]}
+    task = replace(task, grader=f"{graders.__name__}:giving", metadata={**task.metadata, **given})
+    wrong = await graded(task, {})
+    assert (wrong.rewards["reward"], wrong.tampered) == (-1.0, None)
+    assert (await graded(task, task.solution.files)).rewards["reward"] == 0.0
+
+
+async def test_items_in_another_order_agree_where_tests_compare_them_in_any(make_task, judged):
+    test = "import unittest\nfrom stats import kinds\n\n\nclass KindsTest(unittest.TestCase):\n"
+    test += "    def test_kinds(self):\n        self.assertCountEqual(kinds([4, 1, 4, 7]), [1, 4, 7])\n"
+    faulty = "def kinds(values):\n    return values\n"
+    task = make_task(
+        gold="def kinds(values):\n    return sorted(set(values))\n",
+        test=test,
+        ids=("KindsTest::test_kinds",),
+        files={"stats.py": faulty},
+    )
+    # Without calls: those compare what a function returns.
+    plan = {
+        "tests": [
+            {"file": "test_stats.py", "function": "KindsTest::test_kinds", "telling": True, "forms": []}
+        ]
+    }
+    task = replace(task, metadata={**task.metadata, KEY: {**plan, "calls": [], "why": ""}})
+    other = {"stats.py": "def kinds(values):\n    return sorted(set(values), reverse=True)\n"}
+    judgement = await judged(task, other)
+    assert judgement.agrees, judgement.differs
+    assert not (await judged(task, {})).agrees
+
+
 async def test_tests_that_a_patch_adds_are_varied_too(judged):
     """A row in SWE-bench's form: its own tests come with a patch, and the workspace has none that tells."""
     task = replace(shapes.task_of(), limits=LIMITS)
@@ -358,6 +391,16 @@ async def test_a_machine_that_is_too_busy_for_gold_gives_no_verdict(make_task, j
     monkeypatch.setattr(plans, "_GOLD_S", 0.0001)
     with pytest.raises(SandboxError, match="too busy"):
         await judged(task, {}, 5)
+
+
+async def test_a_machine_that_is_too_busy_to_plan_leaves_no_plan(make_task, judged, monkeypatch, tmp_path):
+    """Else the task would have no values for as long as this process runs."""
+    judge = ByValueJudge(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(plans, "_GOLD_S", 0.0001)
+        with pytest.raises(SandboxError, match="too busy to plan"):
+            await judged(make_task(), {}, judge=judge)
+    assert not (await judged(make_task(), {}, judge=judge)).agrees
 
 
 @pytest.mark.bubblewrap
