@@ -1,12 +1,13 @@
-"""Searches for cheats that graders reward: `python -m benchmarks.cheat_search [--hours 0.5] [--seed 0] [--tasks
-swe] [--jobs 2]`.
+"""Searches for cheats that graders reward: `python -m benchmarks.cheat_search [--hours 0.5] [--seed 0]`.
 
 Candidates are drawn by `harnessgym/grading/cheats/search.py`. Each is tried on one task, and the tasks take
 turns. With `--disguises N`, the candidates are N disguises of each class of composed cheats on every task
 instead. A candidate is a finding if its reward is above what doing nothing gives on that task, or if it got
-something that it should not. Every result is a line of JSON in `--out`, so an interrupted search goes on where
-it was, and a search of another seed or other tasks is kept beside it. Prints every finding with its program,
-and exits with 1 if there is one.
+something that it should not.
+
+Every result is a line of JSON in `--out`, so an interrupted search goes on where it was, and a search of
+another seed or other tasks is kept beside it. Prints every finding with its program, and exits with 1 if
+there is one.
 """
 
 import argparse

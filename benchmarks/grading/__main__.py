@@ -104,7 +104,8 @@ async def _measured(options: argparse.Namespace, console: Console) -> list[Gradi
 
 def _verdicts(costs: Sequence[GradingCost], *, of_sandboxes: bool) -> Table:
     table = Table(
-        "task", "pytest, s", "by value, s", "ratio", "processor, s", "opinion alone, s", "preparation, s", "plan",
+        "task", "pytest, s", "by value, s", "ratio", "processor, s",
+        "opinion alone, s", "preparation, s", "plan",
         title="From the exported workspace to the verdict (medians)",
     )  # fmt: skip
     for cost in costs:

@@ -64,5 +64,7 @@ def environment(workspace: Path) -> Mapping[str, str]:
 
     Empty if there is none: the interpreter would compile its own library each time.
     """
-    found = any(is_compiled(name) for _, folders, names in os.walk(workspace) for name in (*folders, *names))
-    return {"PYTHONPYCACHEPREFIX": f"/nonexistent/{secrets.token_hex(8)}"} if found else {}
+    has_compiled = any(
+        is_compiled(name) for _, folders, names in os.walk(workspace) for name in (*folders, *names)
+    )
+    return {"PYTHONPYCACHEPREFIX": f"/nonexistent/{secrets.token_hex(8)}"} if has_compiled else {}

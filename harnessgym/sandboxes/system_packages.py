@@ -60,14 +60,14 @@ def package_folders(trees: tuple[str, ...] = _TREES) -> tuple[str, ...]:
     """Folders with Python packages in this machine's system: those that an interpreter imports from, and
     programs with many packages of their own. Reads every folder of the system once, in about half a second.
     """
-    found = []
+    folders = []
     for tree in trees:
         if os.path.islink(tree):
             continue
         for entry in sorted(_folders_in(tree), key=lambda each: each.name):
             if entry.path not in trees:
-                found += _packages_below(entry)
-    return tuple(found)
+                folders += _packages_below(entry)
+    return tuple(folders)
 
 
 def _packages_below(program: os.DirEntry[str]) -> list[str]:

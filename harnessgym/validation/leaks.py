@@ -73,7 +73,7 @@ async def _leaks(
     backend: SandboxBackend, tasks: Sequence[Task], *, shown: bool
 ) -> dict[str, tuple[Leak, ...]]:
     """The leaks of each task; `shown` shows also what tasks hide."""
-    found: dict[str, dict[str, Leak]] = {}
+    by_task: dict[str, dict[str, Leak]] = {}
     by_equipment: dict[Equipment, list[Task]] = {}
     for task in tasks:
         own = replace(equipment_of(task), env=(), proxy=False)
@@ -86,8 +86,8 @@ async def _leaks(
                 owners.setdefault(text, []).append(task.id)
         for text, leak in await _search(backend, equipment, list(owners)) if owners else ():
             for task_id in owners[text]:
-                found.setdefault(task_id, {}).setdefault(leak.path, leak)
-    return {task_id: tuple(by_path[path] for path in sorted(by_path)) for task_id, by_path in found.items()}
+                by_task.setdefault(task_id, {}).setdefault(leak.path, leak)
+    return {task_id: tuple(by_path[path] for path in sorted(by_path)) for task_id, by_path in by_task.items()}
 
 
 async def _search(
@@ -109,8 +109,8 @@ async def _search(
     if not result.ok:
         _LOG.warning("What an agent can read was not searched in %s: %s", equipment, result.describe())
         return []
-    found = json.loads(result.stdout)["found"]
-    most_first = sorted(found, key=lambda each: -each[2])
+    rows = json.loads(result.stdout)["found"]
+    most_first = sorted(rows, key=lambda each: -each[2])
     return [
         (texts[number], Leak(path, texts[number].name, lines, len(texts[number].lines)))
         for number, path, lines in most_first
@@ -137,8 +137,8 @@ def _files(solutions: Iterable[Solution]) -> dict[str, str]:
 def _tests(task: Task) -> Mapping[str, str]:
     """The task's test files that the agent does not get."""
     tests = task.metadata.get("test_files", {})
-    given = {*task.files.values()}
-    return {name: text for name, text in tests.items() if isinstance(text, str) and text not in given}
+    of_agent = {*task.files.values()}
+    return {name: text for name, text in tests.items() if isinstance(text, str) and text not in of_agent}
 
 
 def _text(name: str, lines: set[str], least: tuple[float, int]) -> Iterator[_Text]:

@@ -274,8 +274,8 @@ SPEC = TARGET["spec"]
 
 def marshalled(text):
     """Code objects are made here, by the interpreter that will run them."""
-    def pack(found):
-        code = compile(base64.b64decode(found[1]), "<string>", "exec")
+    def pack(match):
+        code = compile(base64.b64decode(match[1]), "<string>", "exec")
         return base64.b64encode(marshal.dumps(code)).decode()
     return re.sub("MARSHAL:([A-Za-z0-9+/=]+)", pack, text)
 

@@ -12,31 +12,22 @@ from typing import Any
 from harnessgym.grading.cheats.cheat import AttackClass, Target
 
 EARLY = (
-    *("import", "pytest-loaded", "pytest-on-the-stack", "test-file-near", "thread", "signal", "alarm"),
-    *("gc-callback", "audit-hook", "profile-hook", "trace-hook", "weakref"),
-)
+    "import", "pytest-loaded", "pytest-on-the-stack", "test-file-near", "thread", "signal", "alarm",
+    "gc-callback", "audit-hook", "profile-hook", "trace-hook", "weakref",
+)  # fmt: skip
 """Triggers that come while test modules are imported, or soon after."""
 AT_ONCE = (
-    *("import", "pytest-loaded", "pytest-on-the-stack", "test-file-near", "signal", "profile-hook"),
-    *("trace-hook", "weakref"),
-)
+    "import", "pytest-loaded", "pytest-on-the-stack", "test-file-near", "signal", "profile-hook",
+    "trace-hook", "weakref",
+)  # fmt: skip
 """Triggers that come before the import of the package ends, in the same thread."""
 ANYWHERE = ("import", "thread", "signal", "audit-hook", "profile-hook", "weakref")
 """Triggers that need no pytest and come at import or soon after."""
 
 SOURCE_HOOKS = (
-    *(
-        "module",
-        "module-start",
-        "package",
-        "new-module",
-        "import-hook",
-        "init-subclass",
-        "set-name",
-        "metaclass",
-    ),
-    *("decorator", "start-up-file"),
-)
+    "module", "module-start", "package", "new-module", "import-hook", "init-subclass", "set-name",
+    "metaclass", "decorator", "start-up-file",
+)  # fmt: skip
 """Hook points in source files, the plainest first."""
 
 KNOWN_TESTS = """\

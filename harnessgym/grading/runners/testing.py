@@ -1,8 +1,8 @@
 """Runs pytest over a task's own tests and reports each phase of each test on a private descriptor.
 
-Runs in a grading sandbox as `python3 -I -c <this text>`, with the job on stdin: `{"nonce", "files",
-"order"}`, and optionally `"without"` (ids not to run) and `"sources"` (folders to import from). The tests are
-written, read-only, to a new folder beside the workspace. Nothing of the workspace is read before pytest is
+Runs in a grading sandbox by way of `starting.py`, with the job on stdin: `{"nonce", "files", "order"}`, and
+optionally `"without"` (ids not to run) and `"sources"` (folders to import from). The tests are written,
+read-only, to a new folder beside the workspace. Nothing of the workspace is read before pytest is
 imported. Then the workspace comes last on `sys.path`, or `sources` come before installed packages. Its
 conftest.py, pytest.ini, pyproject.toml, `.pth` files and plugins are never loaded.
 
@@ -71,16 +71,8 @@ def main() -> None:
     reporter = Reporter(job["nonce"], out, job.get("without", []))
     folder = _lay(job["files"])
     _open(job.get("sources", []))
-    options = [
-        "-c",
-        os.devnull,
-        "--noconftest",
-        "--rootdir",
-        folder,
-        "-p",
-        "no:cacheprovider",
-        "--import-mode=importlib",
-    ]
+    options = ["-c", os.devnull, "--noconftest", "--rootdir", folder, "-p", "no:cacheprovider"]
+    options += ["--import-mode=importlib"]
     options += ["--continue-on-collection-errors", "--strict-markers", "-q", "--color=no", "--tb=short"]
     reporter.say("began", pytest.__version__)
     code = pytest.main([*options, *[os.path.join(folder, path) for path in job["order"]]], plugins=[reporter])
