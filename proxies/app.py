@@ -41,6 +41,9 @@ from proxies.upstreams.replay import ReplayUpstream
 from proxies.workers import Connect, WorkerTable, connect_upstream
 
 _BACKLOG = 1_024
+_BYTES_PER_TOKEN = 64
+_SMALLEST_BODY = 4 << 20
+"""The `max_body` that a proxy has unless it is given, see `ProxySettings`."""
 
 
 def listen(
@@ -157,14 +160,16 @@ class ProxySettings(EngineTimeouts):
     """Bearer key of the control routes; HARNESSGYM_CONTROL_KEY in the environment if not given."""
     max_length: int = 32_768
     """Longest prompt plus completion of a call, in tokens."""
-    max_body: int = 64 << 20
-    """Largest request body, in bytes."""
+    max_body: int | None = None
+    """Largest request body, in bytes; by default 64 for each token that a prompt may have, at least 4 MiB."""
     max_in_flight: int = 1_024
     """Most calls in flight; further ones are refused as overload."""
     keepalive_s: float = 10.0
     """Seconds without data after which a stream gets a keep-alive."""
     disconnect_grace_s: float = 5.0
     """How long a call runs on after its last client left."""
+    client_wait_s: float = 60.0
+    """Seconds in which a client must have sent its request's body, and read what is sent to it."""
     worker_wait_s: float = 120.0
     """How long a call waits for an engine worker."""
 
@@ -207,13 +212,19 @@ class Proxy:
             settings.max_length,
             settings.max_in_flight,
             settings.disconnect_grace_s,
-            settings.max_body,
+            settings.max_body or max(_SMALLEST_BODY, _BYTES_PER_TOKEN * settings.max_length),
         )
         self.relay = Relay(self.recorder, self.workers, policies, limits)
         spans = SpanIntake(store, self.sessions, self.recorder)
         dialects = [load_dialect(name) for name in DIALECTS]
         self._gateway = Gateway(
-            self.sessions, self.relay, self.recorder, dialects, settings.keepalive_s, spans
+            self.sessions,
+            self.relay,
+            self.recorder,
+            dialects,
+            settings.keepalive_s,
+            settings.client_wait_s,
+            spans,
         )
         self._control = Control(
             settings.control_key,
@@ -259,6 +270,7 @@ class Proxy:
             server.should_exit = True
         await self.relay.close(self.sessions.open())
         await asyncio.gather(*self._serving)
+        self.relay.threads.close()
         self.recorder.flush()
         self.workers.close()
 

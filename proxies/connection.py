@@ -15,27 +15,44 @@ class BodyTooLarge(Exception):
     """The request's body exceeds the limit."""
 
 
+class BodyTooSlow(Exception):
+    """The request's body does not arrive."""
+
+
 class Connection:
     """Reads a request and writes its response."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, wait_s: float) -> None:
+        """`wait_s` is the time in which the client must have sent its body, and read what is sent to it."""
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         """Names are lower case."""
         self.query: bytes = scope["query_string"]
         self.closed = False
+        self._wait_s = wait_s
         self._receive = receive
         self._send = send
         self._watcher: asyncio.Task[None] | None = None
 
     async def body(self, limit: int) -> bytes:
-        """The request's body. Raises `BodyTooLarge` as soon as it is known to exceed `limit` bytes."""
+        """The request's body.
+
+        Raises `BodyTooLarge` as soon as it is known to exceed `limit` bytes, `BodyTooSlow` if it does not
+        arrive in time.
+        """
         # Refuse by the announced length, before a byte is read; but clients may send more than announced, or
         # none (chunked), so count as well.
         announced = self.headers.get("content-length", "0")
         if announced.isdecimal() and int(announced) > limit:
             raise BodyTooLarge
+        try:
+            async with asyncio.timeout(self._wait_s):
+                return await self._pieces(limit)
+        except TimeoutError:
+            raise BodyTooSlow from None
+
+    async def _pieces(self, limit: int) -> bytes:
         pieces = []
         size = 0
         while True:
@@ -60,10 +77,18 @@ class Connection:
         await self._send({"type": "http.response.start", "status": status, "headers": encoded})
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
-        """Write more of the response's body. Raises `Disconnected` if the client has gone."""
+        """Write more of the response's body.
+
+        Raises `Disconnected` if the client has gone, or does not read in time.
+        """
         if self.closed:
             raise Disconnected
-        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+        except TimeoutError:
+            self.closed = True
+            raise Disconnected from None
 
     async def respond(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """Send a whole response."""

@@ -173,6 +173,7 @@ class Problem:
         "sealed",
         "not_found",
         "too_large",
+        "too_slow",
         "overflow",
         "limit",
         "overloaded",
@@ -186,7 +187,7 @@ class Problem:
     numbers."""
     max_tokens: int | None = None
     """For `overflow`: how many it may have."""
-    limit: Literal["turns", "tokens", "wall_s", "contract"] | None = None
+    limit: Literal["turns", "tokens", "wall_s", "contract", "refusals"] | None = None
     """For `limit`: which budget is used up, or that a contract ends the session."""
     code: str | None = None
     """The provider's error code, if it has one for exactly this problem."""

@@ -17,15 +17,16 @@ from starlette.types import Receive, Scope, Send
 
 from harnessgym.errors import StoreError
 from harnessgym.store.events import EventRow
-from proxies.connection import BodyTooLarge, Connection, Disconnected
-from proxies.dialect import Dialect, Problem, Purpose, RequestProblem
+from proxies.connection import BodyTooLarge, BodyTooSlow, Connection, Disconnected
+from proxies.dialect import Dialect, ModelRequest, Problem, Purpose, RequestProblem
+from proxies.fairness import Turns
 from proxies.otlp.receiver import ROUTE, SpanIntake
 from proxies.previous import whole
 from proxies.reading import digest_of
 from proxies.recorder import Recorder
 from proxies.relay import IncomingRequest, Relay
 from proxies.responder import Responder
-from proxies.session import Session, SessionTable
+from proxies.session import OWN_FAULT, Session, SessionTable
 
 _ROUTES = re.compile(r"/(?P<api>v1|v1beta)/models(?:/(?P<name>.+))?")
 
@@ -75,8 +76,12 @@ class ModelCards:
 
 
 _KEY_HEADERS = ("x-api-key", "x-goog-api-key")
-_REFUSALS = 256
+_RECORDED = 256
 """How many refused requests of one session are recorded."""
+_OPEN = 256
+"""How many requests of one session may be open at a time."""
+_LARGE = 1 << 18
+"""Bytes from which a body is parsed on a thread: as many take a few milliseconds."""
 _JSON = {"content-type": "application/json"}
 
 
@@ -108,6 +113,7 @@ class Gateway:
         recorder: Recorder,
         dialects: Sequence[Dialect],
         keepalive_s: float,
+        client_wait_s: float,
         spans: SpanIntake,
     ) -> None:
         self._spans = spans
@@ -115,6 +121,8 @@ class Gateway:
         self._relay = relay
         self._recorder = recorder
         self._keepalive_s = keepalive_s
+        self._client_wait_s = client_wait_s
+        self._turns = Turns()
         self._fallback = dialects[0]
         self._dialects = dialects
         self._exact: dict[tuple[str, str], _Endpoint] = {}
@@ -133,7 +141,7 @@ class Gateway:
         """Serve one request (ASGI)."""
         if scope["type"] != "http":
             return
-        connection = Connection(scope, receive, send)
+        connection = Connection(scope, receive, send, self._client_wait_s)
         target = _target(connection.path)
         endpoint = self._find(connection.method, target.path)
         dialect = self._dialect_of(connection) if endpoint is None else endpoint.dialect
@@ -143,7 +151,10 @@ class Gateway:
             else:
                 await self._serve(connection, target, endpoint, dialect)
         except RequestProblem as refusal:
-            await connection.respond(*dialect.error(refusal.problem))
+            status, headers, body = dialect.error(refusal.problem)
+            # What is left of a slow body is not waited for.
+            closing = {"connection": "close"} if refusal.problem.kind == "too_slow" else {}
+            await connection.respond(status, headers | closing, body)
         except StoreError as error:
             await connection.respond(*dialect.error(Problem("unavailable", str(error), retry_after_s=1.0)))
         except Disconnected:
@@ -158,11 +169,25 @@ class Gateway:
             return await connection.respond(200, _JSON, b"")
         headers = {**connection.headers, ":path": target.path, ":query": connection.query.decode("latin-1")}
         session = await self._session(target.key or dialect.secret(headers))
+        session.requests += 1
         try:
+            self._check_room(session)
+            await self._turns.take(session.row.id)
             await self._serve_session(connection, target, endpoint, session, headers)
         except RequestProblem as refusal:
             self._refused(session, target, refusal.problem)
             raise
+        finally:
+            session.requests -= 1
+
+    def _check_room(self, session: Session) -> None:
+        """Raises `RequestProblem` for one request too many, before any of it is read."""
+        if session.requests > _OPEN:
+            detail = f"This session has {_OPEN} requests open. Wait until some of them are answered."
+            raise RequestProblem(Problem("overloaded", detail, retry_after_s=1.0))
+        if session.refusals >= session.most_refusals:
+            detail = f"This session's limit of {session.most_refusals} refused requests is reached."
+            raise RequestProblem(Problem("limit", detail, limit="refusals"))
 
     async def _serve_session(
         self,
@@ -189,8 +214,7 @@ class Gateway:
         headers: Mapping[str, str],
     ) -> None:
         dialect = endpoint.dialect
-        body = session.read(dialect.name, await self._body(connection))
-        request = dialect.parse(body, headers)
+        body, request = await self._read(session, dialect, await self._body(connection), headers)
         if request.previous is not None:
             request = await whole(
                 request,
@@ -199,7 +223,7 @@ class Gateway:
                 ),
             )
         if endpoint.purpose == "count":
-            await connection.respond(200, _JSON, dialect.count(self._relay.count(session, request)))
+            await connection.respond(200, _JSON, dialect.count(await self._relay.count(session, request)))
             return
         route = target.path.encode() + b"?" + connection.query
         # The digest tells retries from new requests. Some clients write a retry's JSON differently; their
@@ -207,11 +231,25 @@ class Gateway:
         content = body if request.identity is None else request.identity.encode("utf-8", "surrogatepass")
         digest = digest_of(route + b"\n" + digest_of(content).encode())
         retry = connection.headers.get("x-stainless-retry-count", "0") not in ("", "0")
-        calls = self._relay.calls(
+        calls = await self._relay.calls(
             session, IncomingRequest(dialect.name, request, body, digest, dialect.tool_call_prefix, retry)
         )
         responder = Responder(connection, dialect, calls, self._recorder, self._keepalive_s)
         await responder.run(self._relay.limits.grace_s)
+
+    async def _read(
+        self, session: Session, dialect: Dialect, data: bytes, headers: Mapping[str, str]
+    ) -> tuple[bytes, ModelRequest]:
+        """The body, parsed incrementally where possible, and the request in it."""
+        reader = session.reader(dialect.name)
+
+        def read() -> tuple[bytes, ModelRequest]:
+            body = reader.look(data)
+            return body, dialect.parse(body, headers)
+
+        body, request = await self._relay.threads.run(session.row.id, read) if len(data) > _LARGE else read()
+        reader.remember(body)
+        return body, request
 
     async def _body(self, connection: Connection) -> bytes:
         limit = self._relay.limits.max_body
@@ -221,11 +259,15 @@ class Gateway:
             raise RequestProblem(
                 Problem("too_large", f"The request body has more than {limit:,} bytes.")
             ) from None
+        except BodyTooSlow:
+            detail = f"The request body did not arrive within {self._client_wait_s:g} seconds."
+            raise RequestProblem(Problem("too_slow", detail)) from None
 
     def _refused(self, session: Session, target: _Target, problem: Problem) -> None:
-        """Record a refused request, up to `_REFUSALS` per session."""
-        if session.refusals < _REFUSALS:
-            session.refusals += 1
+        """Charge a refused request to the session, and record it, up to `_RECORDED` per session."""
+        session.refusals += problem.kind in OWN_FAULT
+        if session.recorded_refusals < _RECORDED:
+            session.recorded_refusals += 1
             details = {
                 "session_id": session.row.id,
                 "path": target.path,

@@ -94,6 +94,8 @@ class ReadBody(bytes):
     digest: str
     """`digest_of` it."""
     _conversation: _Conversation
+    _replaced: _Conversation | None
+    """The earlier conversation that this one continues."""
 
     def make(self, name: str, read: Callable[[Any, int], T]) -> Made[T] | None:
         """Apply `read` to every element of an array of the body; it is called for new elements only.
@@ -129,13 +131,19 @@ class BodyReader:
     """Reads the bodies that one session sends in one dialect."""
 
     def __init__(self) -> None:
-        self._known: list[_Conversation] = []
+        self._known: tuple[_Conversation, ...] = ()
 
     def read(self, body: bytes) -> bytes:
-        """A `ReadBody`, or the body unchanged if it is invalid or has no list of messages.
+        """A `ReadBody`, or the body unchanged if it is invalid or has no list of messages. Remembers it.
 
         The dialect parses an unchanged body itself and reports what is wrong with it.
         """
+        read = self.look(body)
+        self.remember(read)
+        return read
+
+    def look(self, body: bytes) -> bytes:
+        """The same, but remembers nothing and may run on a thread."""
         try:
             text = body.decode()
             known, shared = max(
@@ -148,10 +156,6 @@ class BodyReader:
             return body
         if conversation is None:
             return body
-        # A conversation that continues replaces its earlier state; a branch is remembered beside it.
-        if known is not None and shared == len(known.ends):
-            self._known.remove(known)
-        self._known = [conversation, *self._known[: _CONVERSATIONS - 1]]
         out = ReadBody(body)
         out.value = {
             **conversation.head.values,
@@ -163,7 +167,15 @@ class BodyReader:
         digest.update(text[conversation.ends[-1] :].encode())
         out.digest = digest.hexdigest()
         out._conversation = conversation  # noqa: SLF001
+        # A conversation that continues replaces its earlier state; a branch is remembered beside it.
+        out._replaced = known if known is not None and shared == len(known.ends) else None  # noqa: SLF001
         return out
+
+    def remember(self, body: bytes) -> None:
+        """Read later bodies as continuations of this one, which `look` returned."""
+        if isinstance(body, ReadBody):
+            others = [each for each in self._known if each is not body._replaced]  # noqa: SLF001
+            self._known = (body._conversation, *others[: _CONVERSATIONS - 1])  # noqa: SLF001
 
 
 def split_of(body: bytes) -> SplitBody:

@@ -6,13 +6,15 @@ the call; a call without any listener ends after a grace time.
 
 import asyncio
 import logging
+import os
 import re
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from harnessgym.errors import HarnessGymError, StoreError, StoreUnavailable, UpstreamError, UpstreamLost
 from harnessgym.harness import SideCallRule
@@ -37,14 +39,18 @@ from proxies.dialect import (
     Stamp,
     TokenUsage,
 )
+from proxies.fairness import FairThreads
 from proxies.feed import TokenFeed
 from proxies.parsers.raw import RawParser
 from proxies.raw_prompt import raw_chain
 from proxies.recorder import Recorder
+from proxies.renderers.long_texts import KnownTokens, LongText, TooManyTokens
 from proxies.served_policies import ServedPolicies, ServedPolicy
 from proxies.session import Session, answer_digest
 from proxies.upstream import TextRefusal
 from proxies.workers import WorkerTable
+
+T = TypeVar("T")
 
 BUILT_IN = (SideCallRule(kind="side", name="quota probe", no_tools=True, max_tokens=1),)
 """Side-call rules of every harness, tried after its own."""
@@ -121,15 +127,36 @@ class Relay:
         self.workers = workers
         self.recorder = recorder
         self.policies = policies
+        self.threads = FairThreads(max(1, (os.cpu_count() or 1) // 2))
+        """For what would keep the event loop from other sessions."""
         self._answerer = Answerer(workers, policies, limits.run_id)
         self.in_flight = 0
         self.started = 0
         self.tokens = 0
 
-    def calls(self, session: Session, incoming: IncomingRequest) -> list[Call]:
+    async def calls(self, session: Session, incoming: IncomingRequest) -> list[Call]:
         """The calls that answer a request, one per sibling: the earlier ones if it is a retry, otherwise new
         ones. Raises `RequestProblem` if the request is refused.
         """
+        return await self._with_tokens(session, lambda known: self._calls(session, incoming, known))
+
+    async def _with_tokens(self, session: Session, make: Callable[[KnownTokens], T]) -> T:
+        """`make`, called again for each long text that it needs the tokens of. Until these are known, it must
+        not change anything.
+        """
+        known = KnownTokens()
+        while True:
+            try:
+                with known:
+                    return make(known)
+            except LongText as long:
+                encode = partial(long.encode, self.limits.max_length)
+                try:
+                    known.add(long, await self.threads.run(session.row.id, encode))
+                except TooManyTokens as refusal:
+                    raise self._overflow(refusal.tokens) from None
+
+    def _calls(self, session: Session, incoming: IncomingRequest, known: KnownTokens) -> list[Call]:
         # Nothing here awaits. From these checks to the queued intent no other request of the session can
         # come between, so ordinals, limits and the forest need no lock.
         if session.sealed:
@@ -149,16 +176,23 @@ class Relay:
         self._check_room(session, earlier)
         incoming = replace(incoming, request=self._constrained(session, incoming.request))
         siblings = [replace(sibling, request=incoming.request) for sibling in siblings]
-        return [
-            self._answer(session, sibling, known) for sibling, known in zip(siblings, earlier, strict=True)
-        ]
+        answers = []
+        for sibling, before in zip(siblings, earlier, strict=True):
+            answers.append(self._answer(session, sibling, before))
+            # The session has changed, so the others must not be given up.
+            known.complete = True
+        return answers
 
-    def count(self, session: Session, request: ModelRequest) -> int:
+    async def count(self, session: Session, request: ModelRequest) -> int:
         """The number of tokens of a request's prompt. Records nothing. Raises `RequestProblem`."""
         request = self._constrained(session, request)
         policy = self.policies.named(request.model)
-        policy_context = session.policy_context(policy.id)
-        return len(self._prompt(session, policy, request, self._chain(policy_context, request)).ids)
+
+        def prompt(_: KnownTokens) -> Prompt:
+            chain = self._chain(session.policy_context(policy.id), request)
+            return self._prompt(session, policy, request, chain)
+
+        return len((await self._with_tokens(session, prompt)).ids)
 
     def _constrained(self, session: Session, request: ModelRequest) -> ModelRequest:
         if self.workers.speaks(session.options.upstream):
@@ -302,16 +336,19 @@ class Relay:
 
     def _check_length(self, prompt: Prompt) -> None:
         if len(prompt.ids) >= self.limits.max_length:
-            raise RequestProblem(
-                Problem(
-                    "overflow",
-                    f"This model's maximum context length is {self.limits.max_length} tokens. However, "
-                    f"your messages resulted in {len(prompt.ids)} tokens. Please reduce the length of the "
-                    "messages.",
-                    tokens=len(prompt.ids),
-                    max_tokens=self.limits.max_length,
-                )
+            raise self._overflow(len(prompt.ids))
+
+    def _overflow(self, tokens: int) -> RequestProblem:
+        most = self.limits.max_length
+        return RequestProblem(
+            Problem(
+                "overflow",
+                f"This model's maximum context length is {most} tokens. However, your messages resulted in "
+                f"{tokens} tokens. Please reduce the length of the messages.",
+                tokens=tokens,
+                max_tokens=most,
             )
+        )
 
     def _make(
         self,

@@ -189,7 +189,7 @@ class _SessionReplay:
         prefix = load_dialect(recorded.protocol).tool_call_prefix
         alone = replace(request, n=1)  # the record has each of several siblings as a call
         incoming = IncomingRequest(recorded.protocol, alone, b"{}", recorded.id, prefix, retry=False)
-        (call,) = self._relay.calls(self._session, incoming)
+        (call,) = await self._relay.calls(self._session, incoming)
         policy = self._served.by_id(call.policy_id)
         recorded_policy = self._recorded.by_id(recorded.policy_id)
         policy_context = self._session.policy_context(call.policy_id)

@@ -36,8 +36,12 @@ from proxies.previous import not_found, response_id
 from proxies.reading import BodyReader
 from proxies.session_restore import latest_requests
 
+OWN_FAULT = frozenset({"malformed", "unsupported", "too_large", "too_slow", "overflow"})
+"""Problems of a request that count against its session's budget."""
 ReadAnswer = Callable[[TokenIds, str | None], Message]
 """Reads sampled tokens, given the policy that sampled them, as a message."""
+_REFUSALS = 256
+"""How many requests of a session may be refused; as many as it has turns, if these are more."""
 _REMEMBERED = 64
 """Finished calls of a session that are kept for clients that retry after they were answered."""
 
@@ -74,7 +78,11 @@ class Session:
     tokens: int = 0
     """Tokens sampled and committed."""
     refusals: int = 0
+    """Requests that were refused because of what they were."""
+    recorded_refusals: int = 0
     """Refused requests that were recorded as events; their number is bounded."""
+    requests: int = 0
+    """Requests that are open now."""
     prompts: dict[str, int] = field(default_factory=dict)
     """How often each prompt segment was asked."""
     opened_at: float = field(default_factory=time.monotonic)
@@ -142,6 +150,9 @@ class Session:
                 policy_context.conversations.answer(call.id, answer, call.finish_reason or "")
                 policy_context.seen_prefixes.add(call.answer_digest)
         session.tracker = OrchestrationTracker.load(row.rollout_id, stored_events, recorded, agents, answers)
+        refused = [event for event in stored_events if _is_refusal(event, row.id)]
+        session.recorded_refusals = len(refused)
+        session.refusals = sum(event.attributes.get("problem") in OWN_FAULT for event in refused)
         return session
 
     def policy_context(self, policy_id: str | None) -> PolicyContext:
@@ -150,19 +161,25 @@ class Session:
             self.policy_contexts[policy_id] = PolicyContext(Forest(self.row.id))
         return self.policy_contexts[policy_id]
 
-    def read(self, dialect: str, body: bytes) -> bytes:
-        """A request's body, parsed incrementally where possible: see `BodyReader.read`."""
-        if dialect not in self._readers:
-            self._readers[dialect] = BodyReader()
-        return self._readers[dialect].read(body)
+    def reader(self, dialect: str) -> BodyReader:
+        """Reads the bodies that this session sends in a dialect."""
+        return self._readers.setdefault(dialect, BodyReader())
+
+    @property
+    def most_refusals(self) -> int:
+        """How many requests may be refused. Beyond that every request is."""
+        return max(_REFUSALS, self.row.limits.get("turns") or 0)
 
     def limit_reached(self, new_calls: int) -> Problem | None:
-        """The limit that forbids `new_calls` more calls; None if they are allowed."""
+        """The limit that forbids `new_calls` more calls; None if they are allowed.
+
+        A request that was refused because of what it was counts as a turn.
+        """
         limits = self.row.limits
         turns = limits.get("turns")
         tokens = limits.get("tokens")
         wall_s = limits.get("wall_s")
-        if turns is not None and self.next_ordinal + new_calls > turns:
+        if turns is not None and self.next_ordinal + self.refusals + new_calls > turns:
             return Problem("limit", f"This session's limit of {turns} model calls is reached.", limit="turns")
         if tokens is not None and self.tokens >= tokens:
             return Problem(
@@ -375,6 +392,10 @@ class SessionTable:
         )
         stored_events = self._store.read(lambda conn: events.of_rollout(conn, row.rollout_id))
         return Session.load(row, list(segments.values()), recorded, known, stored_events, self._read, asked)
+
+
+def _is_refusal(event: EventRow, session_id: str) -> bool:
+    return event.kind == "refused_request" and event.attributes.get("session_id") == session_id
 
 
 def answer_digest(chain: str, answer: Message) -> str:

@@ -163,14 +163,16 @@ class Ours:
 
     name, note, key, streams = "HarnessGym", "every call committed to SQLite", "none", True
 
-    def __init__(self, engine: Engine, folder: Path, *, sampled: Path | None = None) -> None:
+    def __init__(
+        self, engine: Engine, folder: Path, *, sampled: Path | None = None, max_length: int = 1_000_000
+    ) -> None:
         folder = Path(tempfile.mkdtemp(prefix="proxy-", dir=folder))
         self.store_url = f"sqlite:///{folder}/traces.db"
         self.run_id, self._rollouts = _seed(self.store_url, engine.address)
         self._control = f"unix:{folder}/control/c.sock"
         settings = {
             "store": self.store_url, "run_id": self.run_id, "policy": POLICY, "port": 0, "control_key": _KEY,
-            "control_uds": folder / "control/c.sock", "max_length": 1_000_000,
+            "control_uds": folder / "control/c.sock", "max_length": max_length,
         }  # fmt: skip
         start = (
             ["-m", "harnessgym", "proxy"]

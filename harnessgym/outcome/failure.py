@@ -245,6 +245,7 @@ _ELSEWHERE: Mapping[type[BaseException], Cause] = {
 _BY_LIMIT: Mapping[str, Cause] = {
     "contract": Cause.CONTRACT_VIOLATED,
     "turns": Cause.TURN_LIMIT,
+    "refusals": Cause.TURN_LIMIT,
     "tokens": Cause.TOKEN_LIMIT,
 }
 """The proxy's name of a limit to the cause. The first limit in this order decides."""

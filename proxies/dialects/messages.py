@@ -40,6 +40,7 @@ _STATUS: dict[str, tuple[int, str]] = {
     "limit": (403, "permission_error"),
     "not_found": (404, "not_found_error"),
     "too_large": (413, "request_too_large"),
+    "too_slow": (408, "invalid_request_error"),
     "overflow": (400, "invalid_request_error"),
     "overloaded": (529, "overloaded_error"),
     "unavailable": (529, "overloaded_error"),

@@ -18,6 +18,7 @@ _STATUS: dict[str, tuple[int, str, str | None]] = {
     "limit": (403, "insufficient_quota", "session_limit_reached"),
     "not_found": (404, "invalid_request_error", "not_found"),
     "too_large": (413, "invalid_request_error", "request_too_large"),
+    "too_slow": (408, "invalid_request_error", "request_timeout"),
     "overflow": (400, "invalid_request_error", "context_length_exceeded"),
     "overloaded": (429, "rate_limit_error", "rate_limit_exceeded"),
     "unavailable": (503, "server_error", "service_unavailable"),

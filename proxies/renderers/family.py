@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from harnessgym.errors import PolicyError
 from harnessgym.message import Message, ToolCall, ToolSpec
+from proxies.renderers.long_texts import encode_text, tokenised
 from proxies.renderers.template import TemplateRenderer
 
 log = logging.getLogger(__name__)
@@ -189,7 +190,13 @@ class _Adapter:
         self.eos_token_id = renderer.tokenizer.token_to_id(renderer.tokens.get("eos_token", ""))
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        return tokenised(text, self._with_special_tokens if add_special_tokens else self._plain)
+
+    def _plain(self, text: str) -> list[int]:
+        return encode_text(self._tokenizer, text)
+
+    def _with_special_tokens(self, text: str) -> list[int]:
+        return encode_text(self._tokenizer, text, add_special_tokens=True)
 
     def decode(self, ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
         token_ids = [ids] if isinstance(ids, int) else list(ids)

@@ -15,6 +15,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from proxies.renderers.long_texts import encode_text, tokenised
+
 
 class Literals:
     """Marks quoted control tokens of one tokenizer, and tokenises marked texts."""
@@ -46,7 +48,10 @@ class Literals:
         return text.replace(self._mark, "")
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, in which marked control tokens are plain text."""
+        """The tokens of a text, in which marked control tokens are plain text. May raise `LongText`."""
+        return tokenised(text, self._whole)
+
+    def _whole(self, text: str) -> list[int]:
         if self._any is None or self._mark not in text:
             return self._encode(text)
         out: list[int] = []
@@ -79,7 +84,7 @@ class Literals:
         return piece
 
     def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids) if text else []
+        return encode_text(self._tokenizer, text) if text else []
 
     def _as_text(self, text: str) -> list[int]:
         """The tokens of text in which control tokens have no meaning."""
@@ -89,7 +94,7 @@ class Literals:
             self._text_only.no_truncation()
             self._text_only.no_padding()
             self._text_only.encode_special_tokens = True
-        return list(self._text_only.encode(text, add_special_tokens=False).ids) if text else []
+        return encode_text(self._text_only, text) if text else []
 
 
 def _one_of(texts: Collection[str]) -> "re.Pattern[str] | None":

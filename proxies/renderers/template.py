@@ -23,6 +23,7 @@ from harnessgym.message import Message, ToolCall, ToolSpec, context_digest
 from proxies.detokenizer import TokenTable
 from proxies.dialect import Problem, RequestProblem
 from proxies.renderers.literals import Literals
+from proxies.renderers.long_texts import encode_text, tokenised
 
 
 class _Generation(Extension):
@@ -223,8 +224,11 @@ class TemplateRenderer:
         return () if self.bos is None or text.startswith(self.tokens["bos_token"]) else (self.bos,)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of text, without special tokens added."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        """The tokens of text, without special tokens added. May raise `LongText`."""
+        return tokenised(text, self._encode)
+
+    def _encode(self, text: str) -> list[int]:
+        return encode_text(self.tokenizer, text)
 
     def written(self, ids: Sequence[int]) -> bytes:
         """The bytes of token ids, control tokens included."""

@@ -453,10 +453,10 @@ async def test_stop_strings_reach_the_engine_and_not_the_client(make_world: Make
 
 async def test_limits_of_turns_and_length(make_world: MakeWorld) -> None:
     async with make_world("one<|im_end|>", max_length=100) as world:
-        session = await world.open(limits={"turns": 1})
-        assert (await world.chat(session.key, [{"role": "user", "content": "word " * 200}])).json()["error"][
-            "code"
-        ] == ("context_length_exceeded")
+        session = await world.open(limits={"turns": 2})
+        too_long = [{"role": "user", "content": "word " * 200}]  # refused, and a turn all the same
+        refused = await world.chat(session.key, too_long)
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
         assert (await world.chat(session.key, HI)).status_code == 200
         refused = await world.chat(session.key, HI)
         assert refused.status_code == 403

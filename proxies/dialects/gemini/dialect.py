@@ -78,6 +78,7 @@ _STATUS: dict[str, tuple[int, str]] = {
     "limit": (403, "PERMISSION_DENIED"),
     "not_found": (404, "NOT_FOUND"),
     "too_large": (413, "INVALID_ARGUMENT"),
+    "too_slow": (408, "DEADLINE_EXCEEDED"),
     "overflow": (400, "INVALID_ARGUMENT"),
     "overloaded": (429, "RESOURCE_EXHAUSTED"),
     "unavailable": (503, "UNAVAILABLE"),

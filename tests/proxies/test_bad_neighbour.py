@@ -1,0 +1,182 @@
+"""A session that sends what no honest harness sends neither stalls the others nor goes on for free."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from harnessgym.store import events
+from harnessgym.traces.verification.verify import verify
+from proxies.renderers.long_texts import LONG
+from tests.proxies import waiting_renderer
+from tests.proxies.conftest import MakeWorld, World
+
+pytestmark = pytest.mark.anyio
+HI = [{"role": "user", "content": "hi"}]
+LONG_ASK = [{"role": "user", "content": "look up " * (LONG // 4)}]
+BAD: dict[str, Any] = {"max_tokens": "many"}
+
+
+def refusals(world: World) -> list[dict[str, Any]]:
+    world.store.write(lambda conn: None)  # behind what is queued
+    stored = world.store.read(lambda conn: events.of_rollout(conn, world.rollout_id))
+    return [event.attributes for event in stored if event.kind == "refused_request"]
+
+
+def findings(world: World) -> list[str]:
+    """What `traces verify` finds; version 0 of this world's policy was never published."""
+    world.store.write(lambda conn: None)
+    found = verify(world.store).findings
+    return [str(finding) for finding in found if finding.kind != "span_version"]
+
+
+async def test_a_long_prompt_keeps_no_other_session_waiting(make_world: MakeWorld) -> None:
+    """The gate opens only after another session was answered: on the event loop this would never end."""
+    waiting_renderer.GATE.clear()
+    waiting_renderer.STARTED.clear()
+    renderer = "tests.proxies.waiting_renderer:WaitingRenderer"
+    async with make_world("Yes.<|im_end|>", renderer=renderer, max_length=10**5) as world:
+        hostile, honest = await world.open(), await world.open()
+        asked = asyncio.create_task(world.chat(hostile.key, LONG_ASK))
+        assert await asyncio.to_thread(waiting_renderer.STARTED.wait, 30)
+        assert (await world.chat(honest.key, HI)).status_code == 200
+        assert (await world.http.get(f"{world.base(honest)}/v1/models")).status_code == 200
+        assert (await world.chat(hostile.key, HI)).status_code == 200
+        assert not asked.done()
+        waiting_renderer.GATE.set()
+        assert (await asked).status_code == 200
+        assert [call.prompt_len for call in world.calls(hostile)][1] > LONG // 8
+        await world.control.seal(hostile.session_id)
+        await world.control.seal(honest.session_id)
+        assert findings(world) == []
+
+
+async def test_long_siblings_and_long_counts_have_the_tokens_of_short_ones(make_world: MakeWorld) -> None:
+    async with make_world("Yes.<|im_end|>", max_length=10**5) as world:
+        session = await world.open()
+        response = await world.chat(session.key, LONG_ASK, n=3)
+        assert len(response.json()["choices"]) == 3
+        (length,) = {call.prompt_len for call in world.calls(session)}
+        body = {"model": "m", "max_tokens": 9, "messages": LONG_ASK}
+        counted = await world.http.post(f"{world.base(session)}/v1/messages/count_tokens", json=body)
+        assert counted.json() == {"input_tokens": length}
+
+
+async def test_a_body_that_is_parsed_on_a_thread_is_the_same_call(make_world: MakeWorld) -> None:
+    async with make_world("Yes.<|im_end|>", max_length=10**6) as world:
+        session = await world.open()
+        messages = [{"role": "user", "content": "look it up " * 30_000}]
+        first = (await world.chat(session.key, messages)).json()["choices"][0]["message"]
+        messages += [{"role": "assistant", "content": first["content"]}, *HI]
+        assert (await world.chat(session.key, messages)).status_code == 200
+        one, two = world.calls(session)
+        assert two.parent_call_id == one.id
+        await world.control.seal(session.session_id)
+        assert findings(world) == []
+
+
+async def test_a_prompt_that_is_far_too_long_is_an_overflow(make_world: MakeWorld) -> None:
+    async with make_world("Yes.<|im_end|>", max_length=1_000) as world:
+        session = await world.open()
+        response = await world.chat(session.key, [{"role": "user", "content": "a " * 1_000_000}])
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "context_length_exceeded"
+        assert (await world.chat(session.key, HI)).status_code == 200
+
+
+async def test_the_largest_body_follows_from_the_longest_prompt(make_world: MakeWorld) -> None:
+    async with make_world("Yes.<|im_end|>", max_length=1_000) as world:
+        session = await world.open()
+        response = await world.chat(session.key, [{"role": "user", "content": "a" * (5 << 20)}])
+        assert response.status_code == 413
+        assert [event["problem"] for event in refusals(world)] == ["too_large"]
+
+
+async def test_refused_requests_count_as_turns(make_world: MakeWorld) -> None:
+    async with make_world("Yes.<|im_end|>") as world:
+        session = await world.open(limits={"turns": 3})
+        assert (await world.chat(session.key, HI, **BAD)).status_code == 400
+        assert (await world.http.get(f"{world.base(session)}/v1/nothing")).status_code == 404
+        assert [(await world.chat(session.key, HI)).status_code for _ in range(3)] == [200, 200, 403]
+        assert refusals(world)[-1]["limit"] == "turns"
+
+
+async def test_after_too_many_refused_requests_a_session_has_no_more(make_world: MakeWorld) -> None:
+    async with make_world("Yes.<|im_end|>") as world:
+        session = await world.open()
+        codes = [(await world.chat(session.key, HI, **BAD)).status_code for _ in range(256)]
+        assert set(codes) == {400}
+        refused = await world.chat(session.key, HI)
+        assert (refused.status_code, refused.headers["x-should-retry"]) == (403, "false")
+        assert "256 refused requests" in refused.json()["error"]["message"]
+        # A proxy that starts again knows it.
+        await world.stop()
+        await world.start()
+        assert (await world.chat(session.key, HI)).status_code == 403
+
+
+async def test_a_session_has_so_many_requests_open_and_no_more(make_world: MakeWorld) -> None:
+    async with make_world("Yes.<|im_end|>") as world:
+        session, other = await world.open(), await world.open()
+        gate = world.scripted("w0").gate
+        gate.clear()
+        limits = httpx.Limits(max_connections=300)
+        async with httpx.AsyncClient(limits=limits, timeout=60) as many:
+            url = f"{world.base(session)}/v1/chat/completions"
+            bodies = [{"model": "m", "messages": [{"role": "user", "content": str(n)}]} for n in range(280)]
+            asked = [asyncio.create_task(many.post(url, json=body)) for body in bodies]
+            done, _ = await asyncio.wait(asked, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+            assert {response.result().status_code for response in done} == {429}
+            mine = asyncio.create_task(world.chat(other.key, HI))
+            await asyncio.sleep(0.1)
+            gate.set()
+            assert (await mine).status_code == 200
+            codes = [(await response).status_code for response in asked]
+        assert (codes.count(200), codes.count(429)) == (256, 24)
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(make_world: MakeWorld) -> None:
+    async with make_world("Yes.<|im_end|>", client_wait_s=0.3) as world:
+        session = await world.open()
+        assert world.proxy.url is not None
+        host, port = world.proxy.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        path = f"/s/{session.key}/v1/chat/completions"
+        writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{{".encode())
+        answer = await asyncio.wait_for(reader.read(), 30)
+        writer.close()
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408")
+        assert json.loads(body)["error"]["code"] == "request_timeout"
+        assert [event["problem"] for event in refusals(world)] == ["too_slow"]
+
+
+async def test_a_client_that_does_not_read_is_left(make_world: MakeWorld) -> None:
+    async with make_world("word " * 200_000 + "<|im_end|>", client_wait_s=0.5, max_length=10**6) as world:
+        session = await world.open(sampling={"max_tokens": 500_000})
+        assert world.proxy.url is not None
+        host, port = world.proxy.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port), limit=1)
+        body = json.dumps({"model": "m", "messages": HI, "stream": True}).encode()
+        path = f"/s/{session.key}/v1/chat/completions"
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        writer.write(head + body)
+        await world.status(session, 0, "committed", "undelivered")
+        for _ in range(100):
+            (held,) = [each for each in world.proxy.sessions.open() if each.row.id == session.session_id]
+            if not held.requests:
+                break
+            await asyncio.sleep(0.1)
+        assert held.requests == 0
+        writer.close()
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1beta/models/m:generateContent", "/v1/responses"])
+async def test_each_provider_has_its_own_words_for_a_large_body(make_world: MakeWorld, path: str) -> None:
+    async with make_world("Yes.<|im_end|>", max_body=1_000) as world:
+        session = await world.open()
+        response = await world.http.post(f"{world.base(session)}{path}", content=b" " * 2_000)
+        assert response.status_code == 413
+        assert "1,000 bytes" in response.json()["error"]["message"]
