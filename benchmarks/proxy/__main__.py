@@ -3,7 +3,7 @@
 The same load, conversations that grow turn by turn, goes through the direct path to a scripted engine,
 through LiteLLM's proxy, through Agent Lightning's, and through ours, which alone commits every call to a
 database before it answers. Then what one session waits for the proxy, a session of a thousand turns, 256
-paced streams, and where the proxy's time goes. Everything runs on this machine at the same time, so compare
+paced streams, what honest sessions wait beside a hostile one, and where the proxy's time goes. Everything runs on this machine at the same time, so compare
 figures of one run only. Prints tables, writes benchmarks/out/proxy.json.
 """
 
@@ -27,6 +27,7 @@ from rich.console import Console
 from benchmarks.proxy import report
 from benchmarks.proxy.client import Load
 from benchmarks.proxy.measures import Row, curve, load_row, prompt_lengths, stored, streams, token_curve
+from benchmarks.proxy.neighbours import ALL, neighbours
 from benchmarks.proxy.process import run_client
 from benchmarks.proxy.targets import AgentLightning, Engine, LiteLlm, Ours, Target
 from harnessgym.run_folder import write_json
@@ -92,6 +93,9 @@ class Benchmark:
                             if peer.streams or not stream
                         ]
             out = self._ours(engine, alone)
+            kinds, turns = (ALL[:1], 10) if options.quick else (ALL, 100)
+            print(f"hostile sessions: {', '.join(kinds)} ...", flush=True)
+            out["neighbours"] = [each.to_dict() for each in neighbours(engine, self._folder, kinds, turns)]
             if not options.quick:
                 out["profile"] = self._profile(engine)
         if options.streams:

@@ -6,6 +6,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from benchmarks.proxy.neighbours import MOST
+
 OURS, LITELLM, AGENT_LIGHTNING = "HarnessGym", "LiteLLM", "Agent Lightning"
 
 
@@ -22,6 +24,7 @@ def show(console: Console, out: dict[str, Any]) -> list[str]:
         console.print(_curve(out["curve"], out["curve_direct"], out["curve_tokens"]))
     for row in out.get("streams", ()):
         console.print(f"[bold]{row['streams']} paced streams, {row['target']}[/]:", {**row, "target": None})
+    console.print(_neighbours(out["neighbours"]))
     console.print("Store:", out["store"])
     if "profile" in out:
         console.print("CPU ms a turn by thread:", out["profile"]["cpu_ms_per_turn_by_thread"])
@@ -86,6 +89,18 @@ def _curve(
     return table
 
 
+def _neighbours(rows: list[dict[str, Any]]) -> Table:
+    table = Table(
+        "hostile session", "p50 ms", "beside it", "p99 ms", "beside it", "times", "longest", "it was answered",
+        title="What eight honest sessions wait, alone and beside a hostile one",
+    )  # fmt: skip
+    for row in rows:
+        answers = ", ".join(f"{count} x {status}" for status, count in row["answers"].items())
+        numbers = ("alone_p50_ms", "p50_ms", "alone_p99_ms", "p99_ms", "times", "longest_ms")
+        table.add_row(row["kind"], *(str(row[name]) for name in numbers), answers)
+    return table
+
+
 def _growth(rows: list[dict[str, float]], name: str) -> float:
     return rows[-1][name] - rows[0][name]
 
@@ -138,6 +153,8 @@ def _checks(out: dict[str, Any]) -> list[dict[str, Any]]:
         bytes_cost = _growth(out["curve_direct"], "turn_ms") + _growth(out["curve_tokens"], "turn_ms")
         grown = _growth(out["curve"], "turn_ms") - bytes_cost - _growth(out["curve"], "json_parse_ms")
         check("ms a turn that a long session gains, beyond what its bytes cost on both hops", grown, 1.0)
+    for row in out["neighbours"]:
+        check(f"times p99 beside {row['kind']}", row["times"], MOST)
     for row in out.get("streams", ()):
         lost = row["streams"] * (row["tokens_each"] - 1) - row["tokens_arrived_in_order"]
         check(f"tokens that did not arrive in order, {row['target']}", lost, 0)
