@@ -30,6 +30,7 @@ from harnessgym.store.trace_store import Synchronous, TraceStore
 from proxies.control import Control
 from proxies.dialects import DIALECTS, load_dialect
 from proxies.gateway import Gateway
+from proxies.http_protocol import PlainHttpProtocol
 from proxies.language import PolicyLanguage
 from proxies.otlp.receiver import SpanIntake
 from proxies.recorder import Recorder
@@ -277,7 +278,7 @@ class Proxy:
     async def _listen(self, app: ASGIApp, sockets: list[socket.socket]) -> None:
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=PlainHttpProtocol,
             ws="none",
             lifespan="off",
             interface="asgi3",

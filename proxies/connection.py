@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 
 class Disconnected(Exception):
@@ -29,6 +29,9 @@ class Connection:
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         """Names are lower case."""
         self.query: bytes = scope["query_string"]
+        # HTTP/1.0 has no chunks, so a response is sent as a whole.
+        self._held: list[bytes] | None = [] if scope.get("http_version") == "1.0" else None
+        self._start: Message | None = None
         self.closed = False
         self._wait_s = wait_s
         self._receive = receive
@@ -74,7 +77,12 @@ class Connection:
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         """Begin the response."""
         encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
+        start: Message = {"type": "http.response.start", "status": status, "headers": encoded}
+        if self._held is None or "content-length" in headers:
+            self._held = None
+            await self._send(start)
+        else:
+            self._start = start
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Write more of the response's body.
@@ -83,6 +91,14 @@ class Connection:
         """
         if self.closed:
             raise Disconnected
+        if self._held is not None:
+            self._held.append(data)
+            if not last:
+                return
+            assert self._start is not None
+            data = b"".join(self._held)
+            self._start["headers"].append((b"content-length", str(len(data)).encode()))
+            await self._send(self._start)
         try:
             async with asyncio.timeout(self._wait_s):
                 await self._send({"type": "http.response.body", "body": data, "more_body": not last})

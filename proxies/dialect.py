@@ -216,6 +216,8 @@ class Dialect(Protocol):
 
     name: str
     routes: tuple[Route, ...]
+    marks: Sequence[str]
+    """Names of headers that only its clients send, lower case."""
     tool_call_prefix: str
     """How the provider's tool-call ids begin; a parser mints ids that begin so."""
 

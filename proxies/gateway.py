@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from harnessgym.errors import StoreError
 from harnessgym.store.events import EventRow
 from proxies.connection import BodyTooLarge, BodyTooSlow, Connection, Disconnected
+from proxies.content_encoding import UnknownEncoding, decoded
 from proxies.dialect import Dialect, ModelRequest, Problem, Purpose, RequestProblem
 from proxies.fairness import Turns
 from proxies.otlp.receiver import ROUTE, SpanIntake
@@ -28,12 +29,14 @@ from proxies.relay import IncomingRequest, Relay
 from proxies.responder import Responder
 from proxies.session import OWN_FAULT, Session, SessionTable
 
-_ROUTES = re.compile(r"/(?P<api>v1|v1beta)/models(?:/(?P<name>.+))?")
+_ROUTES = re.compile(r"(?:/(?P<api>v1|v1beta|openai/v1))?/models(?:/(?P<name>.+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCards:
-    """Answers `GET /v1/models`, `GET /v1beta/models` and the paths below them."""
+    """Answers `GET` of `/v1/models`, `/models`, `/v1beta/models`, Azure's `/openai/v1/models`, and of the
+    paths below them.
+    """
 
     models: tuple[str, ...]
     max_length: int
@@ -254,7 +257,16 @@ class Gateway:
     async def _body(self, connection: Connection) -> bytes:
         limit = self._relay.limits.max_body
         try:
-            return await connection.body(limit)
+            return decoded(
+                await connection.body(limit), connection.headers.get("content-encoding", ""), limit
+            )
+        except UnknownEncoding as error:
+            detail = f"Content-Encoding {error.name!r} is not supported. Send the body as it is, or use gzip."
+            raise RequestProblem(Problem("unsupported", detail)) from None
+        except ValueError as error:
+            raise RequestProblem(
+                Problem("malformed", f"The request body cannot be decompressed: {error}.")
+            ) from None
         except BodyTooLarge:
             raise RequestProblem(
                 Problem("too_large", f"The request body has more than {limit:,} bytes.")
@@ -302,7 +314,12 @@ class Gateway:
         return next(matching, None)
 
     def _dialect_of(self, connection: Connection) -> Dialect:
-        """The dialect in which to answer a path that no dialect has: the one that finds the client's key."""
+        """The dialect in which to answer a path that no dialect has: the one whose headers the client sends,
+        or the one that finds its key.
+        """
+        for dialect in self._dialects:
+            if any(name in connection.headers for name in dialect.marks):
+                return dialect
         for dialect in self._dialects:
             if any(name in connection.headers for name in _KEY_HEADERS) and dialect.secret(
                 connection.headers

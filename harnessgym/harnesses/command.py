@@ -1,5 +1,6 @@
 """The `command` harness: any program that reads its provider's address and key from the environment."""
 
+import os
 import string
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +18,16 @@ from harnessgym.task import Task
 def _providers() -> dict[str, str]:
     return {
         "OPENAI_BASE_URL": "{url}/v1",
+        "OPENAI_API_BASE": "{url}/v1",
         "OPENAI_API_KEY": "{key}",
+        "OPENAI_MODEL": "{model}",
         "ANTHROPIC_BASE_URL": "{url}",
         "ANTHROPIC_API_KEY": "{key}",
+        "ANTHROPIC_MODEL": "{model}",
+        "GOOGLE_GEMINI_BASE_URL": "{url}",
+        "GEMINI_API_KEY": "{key}",
+        "GOOGLE_API_KEY": "{key}",
+        "GOOGLE_GENERATIVE_AI_API_KEY": "{key}",
     }
 
 
@@ -45,7 +53,8 @@ class CommandConfig(Config):
     warm: str = ""
     """What that interpreter loads and uses beforehand: `"openai"`, `"anthropic"` or `"module:function"`."""
     python: str = ""
-    """Interpreter for a `python ...` command; empty is HarnessGym's own."""
+    """Interpreter for a `python ...` command; empty is HarnessGym's own. A command may also begin with an
+    interpreter's path."""
     readable: tuple[str, ...] = ()
     """Other files and folders on this machine that the program needs."""
     inside: bool = False
@@ -67,6 +76,8 @@ class CommandHarness:
                     f"argv word {word!r} would show the session's key to every process. Put it into env."
                 )
         self._config = config
+        named = config.argv[0]
+        self._python = config.python or (os.path.abspath(named) if "/" in named else "")
         self._argv, self._program = self._resolve()
 
     def install(self) -> Sequence[InstallStep]:
@@ -90,7 +101,7 @@ class CommandHarness:
             files={path: _fill(text, values) for path, text in config.files.items()},
             stdin=_fill(config.stdin, values).encode() if config.stdin is not None else None,
             limits=task.limits,
-            prewarm=Prewarm(config.warm, "" if config.inside else config.python) if config.prewarm else None,
+            prewarm=Prewarm(config.warm, "" if config.inside else self._python) if config.prewarm else None,
             readable=(*self._program, *config.readable),
         )
 
@@ -104,9 +115,11 @@ class CommandHarness:
         prefix: tuple[str, ...] = ()
         if self._config.inside:
             argv = (Path(argv[0]).name, *argv[1:])
-        elif self._config.python:
-            argv = (self._config.python, *argv[1:])
-            prefix = (str(Path(self._config.python).parent.parent),)
+        elif self._python:
+            argv = (self._python, *argv[1:])
+            # A virtual environment's interpreter is a link to another's.
+            where = (Path(self._python), Path(self._python).resolve())
+            prefix = tuple(dict.fromkeys(str(path.parent.parent) for path in where))
         if len(argv) < 2 or argv[1].startswith("-"):
             return argv, prefix
         program = Path(argv[1]).resolve()

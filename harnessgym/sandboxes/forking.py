@@ -306,7 +306,10 @@ def _stop(channel: socket.socket) -> None:
 
 
 def interpreter(command: Sequence[str], python: str) -> list[str]:
-    """Replaces a leading `python` or `python3` in `command` by the path `python` (default: ours)."""
-    if command and Path(command[0]).name in ("python", "python3"):
+    """Replaces a leading `python` or `python3` in `command` by the path `python` (default: ours).
+
+    An interpreter that is named by its path stays.
+    """
+    if command and command[0] in ("python", "python3"):
         return [python or sys.executable, *command[1:]]
     return list(command)

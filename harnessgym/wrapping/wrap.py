@@ -87,6 +87,7 @@ def _providers(endpoint: Endpoint) -> dict[str, str]:
         "GOOGLE_GEMINI_BASE_URL": endpoint.gemini_url,
         "GEMINI_API_KEY": endpoint.key,
         "GOOGLE_API_KEY": endpoint.key,
+        "GOOGLE_GENERATIVE_AI_API_KEY": endpoint.key,
     }
 
 

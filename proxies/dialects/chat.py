@@ -14,7 +14,6 @@ from proxies.dialect import (
     ModelRequest,
     OutputFormat,
     ReasoningDelta,
-    Route,
     Stamp,
     TextDelta,
     TokenUsage,
@@ -27,6 +26,7 @@ from proxies.dialects.openai_protocol import (
     OpenAIProtocol,
     completion_head,
     completion_usage,
+    openai_routes,
     read_choice_word,
     read_choices,
 )
@@ -48,7 +48,7 @@ class Chat(OpenAIProtocol):
     """POST /v1/chat/completions."""
 
     name = "chat"
-    routes = (Route("POST", "/v1/chat/completions"), Route("POST", "/chat/completions"))
+    routes = tuple(openai_routes("/chat/completions"))
     errors = _ERRORS
 
     def parse(self, body: bytes, headers: Mapping[str, str]) -> ModelRequest:

@@ -15,7 +15,6 @@ from proxies.dialect import (
     Finished,
     FinishReason,
     ModelRequest,
-    Route,
     Stamp,
     TextDelta,
     TokenUsage,
@@ -27,6 +26,7 @@ from proxies.dialects.openai_protocol import (
     OpenAIProtocol,
     completion_head,
     completion_usage,
+    openai_routes,
     read_choices,
 )
 
@@ -55,7 +55,7 @@ class Completions(OpenAIProtocol):
     """POST /v1/completions."""
 
     name = "completions"
-    routes = (Route("POST", "/v1/completions"), Route("POST", "/completions"))
+    routes = tuple(openai_routes("/completions"))
     errors = _ERRORS
 
     def parse(self, body: bytes, headers: Mapping[str, str]) -> ModelRequest:

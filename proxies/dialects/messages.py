@@ -18,6 +18,7 @@ from proxies.dialect import (
     ModelRequest,
     OutputFormat,
     Problem,
+    Purpose,
     ReasoningDelta,
     Route,
     Stamp,
@@ -26,6 +27,7 @@ from proxies.dialect import (
     ToolCallDelta,
 )
 from proxies.dialects.body import Fields, bearer, malformed, merge_systems, public_headers, unsupported
+from proxies.dialects.client_tools import client_tool
 
 _ASKED = ("temperature", "top_p", "top_k", "max_tokens", "stop_sequences", "thinking", "output_config")
 _REFUSED = ("mcp_servers", "container")
@@ -49,11 +51,20 @@ _STATUS: dict[str, tuple[int, str]] = {
 """Maps a problem kind to HTTP status and error type."""
 
 
+_PATHS: dict[str, Purpose] = {"/messages": "generate", "/messages/count_tokens": "count"}
+
+
 class Messages:
     """POST /v1/messages."""
 
     name = "messages"
-    routes = (Route("POST", "/v1/messages"), Route("POST", "/v1/messages/count_tokens", "count"))
+    # Some SDKs, such as Vercel's, expect `/v1` in their base URL and get one without.
+    routes = tuple(
+        Route("POST", f"{version}{path}", purpose)
+        for version in ("/v1", "")
+        for path, purpose in _PATHS.items()
+    )
+    marks: Sequence[str] = ("anthropic-version",)
     tool_call_prefix = "toolu_"
 
     def secret(self, headers: Mapping[str, str]) -> str | None:
@@ -331,11 +342,8 @@ def _text(block: Fields) -> str:
 
 
 def _tool(fields: Fields) -> ToolSpec:
-    kind = fields.text("type", "custom")
-    if kind != "custom":
-        unsupported(
-            f"{fields.at('type')}: {kind!r} tools are not supported by this endpoint; only 'custom' is."
-        )
+    if fields.text("type", "custom") != "custom":
+        return client_tool(fields)
     return ToolSpec(fields.text("name"), fields.text("description", ""), fields.child("input_schema").raw)
 
 

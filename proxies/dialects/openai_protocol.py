@@ -2,12 +2,12 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from proxies import sse
-from proxies.dialect import Problem, Stamp, TokenUsage
+from proxies.dialect import Problem, Purpose, Route, Stamp, TokenUsage
 from proxies.dialects.body import Fields, bearer, malformed
 
 _STATUS: dict[str, tuple[int, str, str | None]] = {
@@ -62,16 +62,25 @@ class ErrorShape:
 _MAX_CHOICES = 128
 
 
+def openai_routes(path: str, purpose: Purpose = "generate") -> Iterator[Route]:
+    """Yields the routes of an endpoint: OpenAI's, with and without `/v1`, and Azure's, which name a
+    deployment or not.
+    """
+    for prefix in ("/v1", "", "/openai/v1", "/openai/deployments/{deployment}"):
+        yield Route("POST", f"{prefix}{path}", purpose)
+
+
 class OpenAIProtocol:
     """The parts of a dialect that all OpenAI protocols share."""
 
+    marks: Sequence[str] = ("openai-organization", "api-key")
     tool_call_prefix = "call_"
     errors: ErrorShape
     """How this protocol words its errors."""
 
     def secret(self, headers: Mapping[str, str]) -> str | None:
-        """The bearer token."""
-        return bearer(headers)
+        """The bearer token, else Azure's `api-key`."""
+        return bearer(headers) or headers.get("api-key")
 
     def count(self, tokens: int) -> bytes:
         """Not supported: most of the protocols have no route that counts tokens."""

@@ -8,6 +8,7 @@ from harnessgym.harness import Endpoint
 from harnessgym.harnesses.command import CommandConfig, CommandHarness
 from harnessgym.sandbox import Capability, Prewarm, needs, require
 from harnessgym.task import Limits, Task
+from harnessgym.wrapping.wrap import surroundings_of
 
 TASK = Task("t/1", 'Do {this} "now".', limits=Limits(wall_s=3))
 ENDPOINT = Endpoint("http://127.0.0.1:8080", "hg-secret", "tiny", seed=11)
@@ -17,15 +18,13 @@ def launch(**config):
     return CommandHarness(CommandConfig(**config)).launch(TASK, ENDPOINT)
 
 
-def test_defaults_point_both_sdks_at_the_proxy_and_lay_out_the_instruction():
+def test_defaults_point_every_sdk_at_the_proxy_and_lay_out_the_instruction():
     made = launch(argv=("agent", "--task", "{instruction}", "--model", "{model}"))
     assert made.argv == ("agent", "--task", 'Do {this} "now".', "--model", "tiny")
-    assert made.env == {
-        "OPENAI_BASE_URL": "http://127.0.0.1:8080/v1",
-        "OPENAI_API_KEY": "hg-secret",
-        "ANTHROPIC_BASE_URL": "http://127.0.0.1:8080",
-        "ANTHROPIC_API_KEY": "hg-secret",
-    }
+    assert made.env == surroundings_of(["agent"], ENDPOINT, None).env
+    assert made.env["OPENAI_BASE_URL"] == "http://127.0.0.1:8080/v1"
+    assert made.env["GOOGLE_GEMINI_BASE_URL"] == made.env["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:8080"
+    assert made.env["OPENAI_MODEL"] == made.env["ANTHROPIC_MODEL"] == "tiny"
     assert made.files == {"instruction.txt": TASK.instruction}
     assert (made.stdin, made.prewarm, made.readable, made.limits) == (None, None, (), TASK.limits)
 
@@ -56,6 +55,7 @@ def test_another_interpreter_brings_its_prefix(tmp_path):
     assert made.argv[0] == "/opt/agent/bin/python"
     assert "/opt/agent" in made.readable
     assert made.prewarm == Prewarm("", "/opt/agent/bin/python")
+    assert launch(argv=("/opt/agent/bin/python", str(tmp_path / "agent.py")), prewarm=True) == made
     assert launch(argv=("python", "-m", "agent"), prewarm=True).argv == ("python", "-m", "agent")
 
 

@@ -254,7 +254,7 @@ def test_schemas_become_json_schema() -> None:
         ({"mode": "ANY", "allowedFunctionNames": ["g", "f", "h"]}, "required"),
         ({"mode": "ANY", "allowedFunctionNames": ["f", "g"]}, None),
         ({"mode": "AUTO", "allowedFunctionNames": ["f"]}, None),
-        ({"mode": "VALIDATED"}, None),
+        ({"mode": "VALIDATED"}, "auto"),
     ],
 )
 def test_tool_choice(calling: dict[str, Any], choice: str | None) -> None:

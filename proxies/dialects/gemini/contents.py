@@ -252,7 +252,16 @@ _DECLARATION = frozenset(
         "behavior",
     }
 )
-_MODES = {"": "auto", "MODE_UNSPECIFIED": "auto", "AUTO": "auto", "ANY": "required", "NONE": "none"}
+_MODES = {
+    "": "auto",
+    "MODE_UNSPECIFIED": "auto",
+    "AUTO": "auto",
+    "VALIDATED": "auto",
+    "ANY": "required",
+    "NONE": "none",
+}
+"""VALIDATED is AUTO with a promise that calls match their schemas, which sampling cannot make. Whether they
+do is for the client to see, as with AUTO."""
 _COUNTS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
 """Keywords with 64-bit integers, which the protocol writes as strings."""
 
@@ -280,10 +289,8 @@ def read_tool_choice(fields: Fields, tools: tuple[ToolSpec, ...]) -> str:
     only_known(calling, frozenset({"mode", "allowedFunctionNames", "streamFunctionCallArguments"}))
     mode = calling.text("mode", "")
     allowed = calling.texts("allowedFunctionNames")
-    if mode == "VALIDATED":
-        unsupported(f"{calling.at('mode')}: 'VALIDATED' is not supported by this endpoint; use AUTO.")
     if mode not in _MODES:
-        malformed(f"{calling.at('mode')}: {mode!r} is not one of AUTO, ANY, NONE.")
+        malformed(f"{calling.at('mode')}: {mode!r} is not one of AUTO, VALIDATED, ANY, NONE.")
     choice = _MODES[mode]
     if not allowed or choice == "none":
         return choice

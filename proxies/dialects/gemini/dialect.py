@@ -103,6 +103,7 @@ class Gemini:
 
     name = "gemini"
     routes = tuple(_routes())
+    marks: Sequence[str] = ("x-goog-api-client", "x-goog-api-key")
     tool_call_prefix = "call_"
 
     def secret(self, headers: Mapping[str, str]) -> str | None:

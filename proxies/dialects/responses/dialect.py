@@ -15,9 +15,9 @@ from typing import Any
 
 from harnessgym.message import Message, canonical_json
 from proxies import sse
-from proxies.dialect import Answer, Delta, Event, Finished, ModelRequest, OutputFormat, Problem, Route, Stamp
+from proxies.dialect import Answer, Delta, Event, Finished, ModelRequest, OutputFormat, Problem, Stamp
 from proxies.dialects.body import Fields, malformed, merge_systems, public_headers, unsupported
-from proxies.dialects.openai_protocol import ErrorShape, OpenAIProtocol
+from proxies.dialects.openai_protocol import ErrorShape, OpenAIProtocol, openai_routes
 from proxies.dialects.responses.answer import (
     ItemWriter,
     ResponseStream,
@@ -45,12 +45,7 @@ class Responses(OpenAIProtocol):
     """POST /v1/responses."""
 
     name = "responses"
-    routes = (
-        Route("POST", "/v1/responses"),
-        Route("POST", "/responses"),
-        Route("POST", f"/v1{_COUNT}", "count"),
-        Route("POST", _COUNT, "count"),
-    )
+    routes = (*openai_routes("/responses"), *openai_routes(_COUNT, "count"))
     errors = _ERRORS
 
     def parse(self, body: bytes, headers: Mapping[str, str]) -> ModelRequest:

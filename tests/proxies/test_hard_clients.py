@@ -1,0 +1,162 @@
+"""Clients that speak HTTP in ways that few do: HTTP/1.0, offers of HTTP/2, compressed bodies, other routes."""
+
+import asyncio
+import gzip
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import openai
+import pytest
+
+from tests.proxies.conftest import MakeWorld, World
+
+pytestmark = pytest.mark.anyio
+HI = [{"role": "user", "content": "hi"}]
+ASK: dict[str, Any] = {"model": "m", "max_tokens": 20, "messages": HI}
+ANSWER = "Yes.<|im_end|>"
+
+
+async def raw(world: World, head: str, body: bytes) -> tuple[str, bytes]:
+    """Send a request byte for byte; the head and the rest of what comes until the connection closes."""
+    assert world.proxy.url is not None
+    host, port = world.proxy.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(head.replace("\n", "\r\n").encode() + f"content-length: {len(body)}\r\n\r\n".encode() + body)
+    answer = await asyncio.wait_for(reader.read(), 30)
+    writer.close()
+    top, _, rest = answer.partition(b"\r\n\r\n")
+    return top.decode().lower(), rest
+
+
+async def test_a_body_that_comes_with_an_offer_of_http2_is_read(make_world: MakeWorld) -> None:
+    """The head that Java's HttpClient sends by default."""
+    async with make_world(ANSWER) as world:
+        session = await world.open()
+        head = (
+            f"POST /s/{session.key}/v1/chat/completions HTTP/1.1\nConnection: Upgrade, HTTP2-Settings\n"
+            "Host: x\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\nUpgrade: h2c\n"
+            "Content-Type: application/json\n"
+        )
+        assert world.proxy.url is not None
+        host, port = world.proxy.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        body = json.dumps(ASK).encode()
+        for _ in range(2):  # the connection goes on as HTTP/1.1
+            writer.write(
+                head.replace("\n", "\r\n").encode() + f"Content-Length: {len(body)}\r\n\r\n".encode()
+            )
+            writer.write(body)
+            top = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)).decode().lower()
+            assert top.startswith("http/1.1 200")
+            length = next(
+                line.split(":")[1] for line in top.splitlines() if line.startswith("content-length")
+            )
+            answer = json.loads(await reader.readexactly(int(length)))
+            assert answer["choices"][0]["message"]["content"] == "Yes."
+        writer.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_http_1_0_gets_whole_answers(make_world: MakeWorld, stream: bool) -> None:
+    async with make_world(ANSWER) as world:
+        session = await world.open()
+        head = f"POST /s/{session.key}/v1/chat/completions HTTP/1.0\n"
+        top, rest = await raw(world, head, json.dumps({**ASK, "stream": stream}).encode())
+        assert "transfer-encoding" not in top
+        assert f"content-length: {len(rest)}" in top
+        if stream:
+            assert rest.startswith(b"data: {")
+            assert rest.endswith(b"data: [DONE]\n\n")
+        else:
+            assert json.loads(rest)["choices"][0]["message"]["content"] == "Yes."
+
+
+COMPRESSED = {
+    "gzip": gzip.compress,
+    "x-gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "identity": bytes,
+    "deflate, gzip": lambda data: gzip.compress(zlib.compress(data)),
+}
+
+
+@pytest.mark.parametrize("encoding", COMPRESSED)
+async def test_compressed_bodies_are_read(make_world: MakeWorld, encoding: str) -> None:
+    async with make_world(ANSWER) as world:
+        session = await world.open()
+        body = COMPRESSED[encoding](json.dumps(ASK).encode())
+        url = f"{world.base(session)}/v1/chat/completions"
+        response = await world.http.post(url, content=body, headers={"content-encoding": encoding})
+        assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "status", "words"),
+    [
+        ("br", b"x", 400, "'br' is not supported"),
+        ("zstd", b"x", 400, "'zstd' is not supported"),
+        ("gzip", b"no gzip", 400, "cannot be decompressed"),
+        ("gzip", gzip.compress(b"{}" * 1_000)[:-9], 400, "ends too early"),
+        ("gzip", gzip.compress(b" " * 50_000_000), 413, "more than"),
+    ],
+)
+async def test_what_cannot_be_decompressed_is_refused_in_words(
+    make_world: MakeWorld, encoding: str, body: bytes, status: int, words: str
+) -> None:
+    async with make_world(ANSWER) as world:
+        session = await world.open()
+        url = f"{world.base(session)}/v1/chat/completions"
+        response = await world.http.post(url, content=body, headers={"content-encoding": encoding})
+        assert response.status_code == status
+        assert words in response.json()["error"]["message"]
+
+
+async def test_azures_client_gets_answers(make_world: MakeWorld) -> None:
+    async with make_world(ANSWER) as world:
+        session = await world.open()
+        assert world.proxy.url is not None
+        async with openai.AsyncAzureOpenAI(
+            azure_endpoint=world.proxy.url, api_key=session.key, api_version="2024-10-21"
+        ) as client:
+            answer = await client.chat.completions.create(
+                model="policy", messages=[{"role": "user", "content": "hi"}]
+            )
+            assert answer.choices[0].message.content == "Yes."
+        async with openai.AsyncOpenAI(base_url=f"{world.proxy.url}/openai/v1", api_key=session.key) as client:
+            response = await client.responses.create(model="policy", input="hi")
+            assert response.output_text == "Yes."
+            assert [model.id async for model in await client.models.list()] == ["policy"]
+
+
+async def test_routes_without_a_version(make_world: MakeWorld) -> None:
+    async with make_world(ANSWER) as world:
+        session = await world.open()
+        base = world.base(session)
+        message = await world.http.post(f"{base}/messages", json=ASK)
+        assert message.json()["content"][0]["text"] == "Yes."
+        counted = await world.http.post(f"{base}/messages/count_tokens", json=ASK)
+        assert counted.json()["input_tokens"] > 0
+        models = await world.http.get(f"{base}/models")
+        assert [card["id"] for card in models.json()["data"]] == ["policy"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "shape"),
+    [
+        ({"anthropic-version": "2023-06-01"}, {"type", "error"}),
+        ({"x-goog-api-client": "genai"}, {"error"}),
+        ({}, {"error"}),
+    ],
+)
+async def test_an_unknown_route_is_refused_in_the_shape_of_who_asks(
+    make_world: MakeWorld, headers: Mapping[str, str], shape: set[str]
+) -> None:
+    async with make_world(ANSWER) as world:
+        session = await world.open()
+        response = await world.http.get(f"{world.base(session)}/v1/nothing", headers=headers)
+        assert response.status_code == 404
+        assert shape <= set(response.json())
+        status = response.json()["error"].get("status")
+        assert (status == "NOT_FOUND") == ("x-goog-api-client" in headers)
