@@ -72,6 +72,10 @@ class RolloutRow:
     submitted_versions: dict[str, int] | None = None
 
 
+OUTSIDE = "wrap-"
+"""How the holder of a rollout that runs outside any node, under `harnessgym wrap`, begins."""
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutOutcome:
     """How a rollout ended."""
@@ -235,12 +239,15 @@ def fail(conn: Connection, outcome: RolloutOutcome, max_attempts: int, wait_s: f
     """Store an infrastructure error, exclude its tokens, and retry the slot unless its attempts are used up.
 
     Attempts that were lost with a dead node do not count. The next attempt can be claimed after `wait_s`.
+    What `harnessgym wrap` held is not retried: no node can run its command again.
     Returns False and stores nothing if the rollout is not running any more.
     """
     row = _end(conn, outcome, "failed")
     if row is None:
         return False
     exclude(conn, outcome.rollout_id, "infrastructure_error")
+    if str(row["holder"]).startswith(OUTSIDE):
+        max_attempts = 0
     slot = (rollouts.c.group_id == row["group_id"]) & (rollouts.c.slot == row["slot"])
     own = slot & (rollouts.c.status == "failed") & (func.coalesce(rollouts.c.cause, "") != Cause.NODE_LOST)
     if conn.execute(select(func.count()).select_from(rollouts).where(own)).scalar_one() < max_attempts:
@@ -305,11 +312,17 @@ def lost(conn: Connection, run_id: str) -> list[str]:
     return list(conn.execute(query).scalars())
 
 
+def lost_outside(conn: Connection) -> list[str]:
+    """Return the rollouts of all runs that `harnessgym wrap` held and no longer does."""
+    ours = rollouts.c.holder.startswith(OUTSIDE, autoescape=True) & (rollouts.c.lease_expires < now())
+    return list(conn.execute(select(rollouts.c.id).where(ours, rollouts.c.status == "running")).scalars())
+
+
 def expire(conn: Connection, run_id: str, node: str | None = None) -> None:
     """End the leases of rollouts whose nodes are known to be dead: all nodes, or the one with this name."""
-    # `harnessgym wrap` holds rollouts outside any node. They may still be running.
+    # What `harnessgym wrap` holds may still be running.
     holder = (
-        rollouts.c.holder.not_like("wrap-%")
+        ~rollouts.c.holder.startswith(OUTSIDE, autoescape=True)
         if node is None
         else rollouts.c.holder.startswith(f"{node}@", autoescape=True)
     )

@@ -10,18 +10,19 @@ import os
 import shlex
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import Connection
 
 from harnessgym.engine_timeouts import EngineTimeouts
-from harnessgym.errors import ConfigError, HarnessError
+from harnessgym.errors import ConfigError, HarnessError, StoreError
 from harnessgym.harness import Endpoint, Harness, SideCallRule
-from harnessgym.outcome.failure import StopReason
+from harnessgym.outcome.failure import CONSEQUENCES, Cause, StopReason
 from harnessgym.process import interruption_deferred
 from harnessgym.proxy_client import ControlClient
 from harnessgym.registry import load
@@ -91,8 +92,10 @@ def _providers(endpoint: Endpoint) -> dict[str, str]:
     }
 
 
-_LEASE_S = 365 * 86_400.0
-"""Seconds. One year, so that no node takes over the rollout of a wrapped command."""
+_LEASE_S = 120.0
+"""Seconds for which a rollout is this process's own, unless it says that it still is."""
+_RENEWED_S = 30.0
+"""Seconds between two times that it says so."""
 
 
 class WrapSettings(EngineTimeouts):
@@ -150,7 +153,54 @@ async def _run(
 ) -> Wrapped:
     endpoint = Endpoint(proxy.url, "", settings.model)
     surroundings = surroundings_of(argv, endpoint, settings.harness)
-    rollout_id = store.write(lambda conn: _add_rollout(conn, proxy.run_id, surroundings.harness, argv))
+    holder = f"{rollouts.OUTSIDE}{os.getpid()}"
+    rollout_id = store.write(
+        lambda conn: _add_rollout(conn, proxy.run_id, surroundings.harness, argv, holder)
+    )
+    with _held(store, rollout_id, holder):
+        return await _recorded(argv, settings, proxy, store, rollout_id, surroundings)
+
+
+@contextmanager
+def _held(store: TraceStore, rollout_id: str, holder: str) -> Iterator[None]:
+    """Keeps a rollout until the end. One that has not ended by then has failed."""
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(_RENEWED_S):
+            with suppress(StoreError):  # the next time may be in time
+                store.write(lambda conn: rollouts.renew(conn, [rollout_id], holder, _LEASE_S))
+
+    keeper = threading.Thread(target=renew, name="lease", daemon=True)
+    keeper.start()
+    try:
+        yield
+    except BaseException as error:
+        cause = Cause.HARNESS_UNUSABLE if isinstance(error, HarnessError) else Cause.PROXY_ERROR
+        if not isinstance(error, Exception):
+            cause = Cause.CANCELLED
+        _fail(store, rollout_id, cause, str(error) or type(error).__name__)
+        raise
+    finally:
+        ended.set()
+        keeper.join()
+
+
+def _fail(store: TraceStore, rollout_id: str, cause: Cause, detail: str) -> None:
+    reason = CONSEQUENCES[cause].stop_reason
+    outcome = RolloutOutcome(rollout_id, reason, "infrastructure_error", detail=detail, cause=cause)
+    store.write(lambda conn: rollouts.fail(conn, outcome, 0))
+
+
+async def _recorded(
+    argv: Sequence[str],
+    settings: WrapSettings,
+    proxy: RunningProxy,
+    store: TraceStore,
+    rollout_id: str,
+    surroundings: CommandEnvironment,
+) -> Wrapped:
+    """Runs the command in a session of its rollout."""
     side_calls = (*settings.options.side_calls, *surroundings.side_calls)
     answered = {"upstream": proxy.outside, "replay": proxy.replay}
     options = settings.options.model_copy(update={"side_calls": side_calls, **answered})
@@ -215,12 +265,12 @@ def _attend(argv: Sequence[str], env: dict[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _add_rollout(conn: Connection, run_id: str, harness: str, argv: Sequence[str]) -> str:
+def _add_rollout(conn: Connection, run_id: str, harness: str, argv: Sequence[str], holder: str) -> str:
     """Add a task, a group and a running rollout for one command, and return the rollout's id."""
     task_id = runs.add_task(conn, "wrap", Task("command", shlex.join(argv)))
     policy_id = policies.register(conn, run_id, "policy")
     group = GroupSpec(run_id, task_id, policy_id, "wrap", 0, 0, {}, (harness,), "none", (0,))
-    return rollouts.start(conn, group, f"wrap-{os.getpid()}", _LEASE_S)
+    return rollouts.start(conn, group, holder, _LEASE_S)
 
 
 @contextmanager
@@ -232,6 +282,8 @@ def _own(settings: WrapSettings, upstream: WrapUpstream) -> Iterator[RunningProx
     settings.folder.mkdir(parents=True, exist_ok=True)
     url = url_of_file(settings.folder.resolve() / "traces.db")
     with TraceStore.create(url) as store:
+        for lost in store.read(rollouts.lost_outside):
+            _fail(store, lost, Cause.NODE_LOST, "`harnessgym wrap` was killed.")
         run_id = store.write(lambda conn: add_run(conn, "wrap", upstream))
         folder = RunFolder(settings.folder.resolve() / run_id)
         try:

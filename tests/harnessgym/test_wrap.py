@@ -1,16 +1,18 @@
 """`harnessgym wrap`: real commands through a real proxy, with a served tiny policy behind it."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from harnessgym.errors import ConfigError
 from harnessgym.harness import Endpoint
@@ -152,3 +154,30 @@ def test_an_engine_whose_folder_is_elsewhere_needs_one(engine: str) -> None:
     assert found.max_length > 0
     with pytest.raises(ConfigError, match="Give --policy"):
         find_upstream(engine, Path("/nowhere"), None)
+
+
+def only_rollout(folder: Path) -> Any:
+    with TraceStore.open(f"sqlite:///{folder}/traces.db") as store:
+        return store.read(lambda conn: conn.execute(select(rollouts).order_by(rollouts.c.started_at)).first())
+
+
+def test_a_command_that_cannot_be_started_leaves_no_rollout_running(engine: str, tmp_path: Path) -> None:
+    wrap(tmp_path, "--upstream", engine, "--", "/no/such/agent")
+    row = only_rollout(tmp_path)
+    assert (row.status, row.cause) == ("failed", "harness_unusable")
+
+
+def test_a_killed_wrap_is_ended_by_the_next_one(engine: str, tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "harnessgym", "wrap", "--folder", str(tmp_path), "--upstream", engine]
+    sleeper = [sys.executable, "-c", f"open({str(tmp_path / 'begun')!r}, 'w'); import time; time.sleep(60)"]
+    with subprocess.Popen([*argv, "--", *sleeper], env=ENV, start_new_session=True) as process:
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert only_rollout(tmp_path).status == "running"
+    assert only_rollout(tmp_path).lease_expires < time.time() + 600
+    with TraceStore.open(f"sqlite:///{tmp_path}/traces.db") as store:  # as if two minutes had passed
+        store.write(lambda conn: conn.execute(update(rollouts).values(lease_expires=0.0)))
+    assert wrap(tmp_path, "--upstream", engine, "--", sys.executable, "-c", "pass").returncode == 0
+    row = only_rollout(tmp_path)
+    assert (row.status, row.cause) == ("failed", "node_lost")
