@@ -52,8 +52,16 @@ from proxies.workers import WorkerTable
 
 T = TypeVar("T")
 
-BUILT_IN = (SideCallRule(kind="side", name="quota probe", no_tools=True, max_tokens=1),)
-"""Side-call rules of every harness, tried after its own."""
+_CLAUDE_CODE = r"\Ax-anthropic-billing-header:"
+BUILT_IN = (
+    SideCallRule(
+        kind="side", name="quota probe", no_tools=True, max_tokens=1, user_pattern=r"\A(?:quota|count)\Z"
+    ),
+    SideCallRule(kind="side", name="title", no_tools=True, json_schema=True, system_pattern=_CLAUDE_CODE),
+)
+"""Side-call rules of every session, tried after its own. They know Claude Code by what it says, because the
+Claude Agent SDK runs it under other programs' names.
+"""
 
 
 def classify(request: ModelRequest, rules: Sequence[SideCallRule]) -> SideCallRule | None:

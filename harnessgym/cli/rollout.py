@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harnessgym.cli.side_calls import SideCalls, rules_of
 from harnessgym.cli.tasks.arguments import Hidden
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def register(root: typer.Typer) -> None:
         retry: Annotated[
             int, typer.Option(min=0, help="Further attempts when something else than the agent fails.")
         ] = 2,
+        side_call: SideCalls = None,
         first_token_s: Annotated[
             float,
             typer.Option(
@@ -161,6 +163,7 @@ def register(root: typer.Typer) -> None:
             "model": model, "serve": serve,
             "second_opinion": second_opinion, "integrity": integrity,
             "first_token_s": first_token_s, "idle_s": idle_s,
+            "session": {"constraints": "prompt", "side_calls": rules_of(side_call or [])},
         }  # fmt: skip
         campaign = _campaign(options)
         summary = _run(campaign)

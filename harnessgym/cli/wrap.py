@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harnessgym.cli.side_calls import SideCalls, rules_of
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -50,6 +52,7 @@ def register(root: typer.Typer) -> None:
         max_length: Annotated[
             int | None, typer.Option(help="Prompt and completion at most; else the engine's limit.")
         ] = None,
+        side_call: SideCalls = None,
         first_token_s: Annotated[
             float,
             typer.Option(
@@ -70,9 +73,12 @@ def register(root: typer.Typer) -> None:
         """
         from rich.console import Console
 
+        from harnessgym.run_config.session import SessionOptions
         from harnessgym.wrapping import WrapSettings, wrap
 
+        options = SessionOptions(constraints="prompt", side_calls=rules_of(side_call or []))
         settings = WrapSettings(
+            options=options,
             folder=folder,
             upstream=upstream,
             policy=policy,

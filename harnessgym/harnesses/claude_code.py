@@ -24,6 +24,7 @@ class ClaudeCode:
     image = NODE_IMAGE
     side_calls: Sequence[SideCallRule] = (
         SideCallRule(kind="side", name="title", no_tools=True, json_schema=True),
+        SideCallRule(kind="side", name="quota probe", no_tools=True, max_tokens=1),
         SideCallRule(
             kind="compaction",
             name="summary",

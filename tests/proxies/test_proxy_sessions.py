@@ -170,6 +170,23 @@ async def test_an_agent_that_tells_the_time_is_one_agent(make_world: MakeWorld) 
         assert [call.agent_id for call in world.calls(session)] == [first.id, first.id, second.id]
 
 
+async def test_side_calls_are_known_by_their_traffic_and_by_no_less(make_world: MakeWorld) -> None:
+    """The Claude Agent SDK runs Claude Code in programs of any name; any program may want one token."""
+    billed = "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=sdk-py;\n"
+    naming = system(f"{billed}You are naming a coding session. Answer with a title.")
+    wanted = {"type": "json_schema", "json_schema": {"name": "title", "schema": {"type": "object"}}}
+    async with make_world("Yes.<|im_end|>") as world:
+        session = await world.open(options=SessionOptions(constraints="prompt"))
+        speaker = Speaker(world, session.key)
+        await speaker.say([naming, user("fix it")], response_format=wanted)
+        await speaker.say([system(f"{billed}You are an agent."), user("fix it")], tools=TOOLS)
+        await speaker.say([user("hello")], max_tokens=1)
+        await speaker.say([user("hello")], response_format=wanted)
+        calls = world.calls(session)
+        assert [call.kind for call in calls] == ["side", "policy", "policy", "policy"]
+        assert next(iter(agents_of(world, session.session_id))).id == calls[1].agent_id
+
+
 async def test_side_calls_are_tagged_and_not_trained(make_world: MakeWorld) -> None:
     rules = (
         SideCallRule(kind="side", name="title", no_tools=True, system_pattern="(?i)short title"),
@@ -179,7 +196,7 @@ async def test_side_calls_are_tagged_and_not_trained(make_world: MakeWorld) -> N
         session = await world.open(options=SessionOptions(side_calls=rules))
         speaker = Speaker(world, session.key)
         await speaker.say([system("Write a short title."), user("hello")])
-        await speaker.say([user("hello")], max_tokens=1)
+        await speaker.say([user("quota")], max_tokens=1)
         await speaker.say([user("hello")], tools=TOOLS)
         await speaker.say([user("Summarise the conversation.")], tools=TOOLS)
         title, probe, policy, summary = world.calls(session)
