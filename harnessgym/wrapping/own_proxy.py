@@ -4,8 +4,9 @@ the one argument that names what answers a wrapped command.
 
 import json
 import secrets
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -114,6 +115,9 @@ def _shipped() -> Path:
 
 
 _RESTARTS = 5
+_START_S = 60.0
+"""Seconds for a proxy to answer; after that its callers' own patience decides."""
+_PROBE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,18 @@ class OwnProxy:
             raise HarnessGymError(
                 f"The proxy ended: {self._children.log_tail('proxy')} Its log: {self.address.log}."
             )
+
+    def await_start(self) -> None:
+        """Return when the proxy answers. Raises `HarnessGymError` with the end of the log if it exits."""
+        # Its sockets are open already, so a connection says nothing: only an answer does.
+        transport = httpx.HTTPTransport(uds=self.address.control_url.removeprefix("unix:"))
+        end = time.monotonic() + _START_S
+        with httpx.Client(transport=transport, base_url="http://proxy", timeout=_PROBE_S) as http:
+            while time.monotonic() < end:
+                self.check()
+                with suppress(httpx.TransportError):
+                    http.get("/control/health")
+                    return
 
     def revive(self) -> None:
         """Restart the proxy if it has exited or hangs; connections wait meanwhile.
@@ -227,7 +243,9 @@ def own_proxy(
             outside=upstream.kind if upstream.kind == "litellm" else None,
             replay=upstream.address if upstream.kind == "replay" else None,
         )
-        yield OwnProxy(address, children)
+        proxy = OwnProxy(address, children)
+        proxy.await_start()
+        yield proxy
     finally:
         children.end_all()
         sockets.close()

@@ -7,9 +7,12 @@ a fixed text. A script in TOML:
 answers = [
     "Let me look.",
     { tool_call = { name = "bash", arguments = { command = "ls" } } },
-    { text = "There it is.", reasoning = "That was easy." },
+    { text = "There it is." },
 ]
 ```
+
+An answer may have a `reasoning` too, if the policy's chat template writes it; that of the shipped policy does
+not.
 
 All sessions share one sequence of answers, which starts again after the last. Answers are written in the
 policy's language and end with its end of turn. Logprobs are made up: scripts are for testing, not training.

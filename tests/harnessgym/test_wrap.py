@@ -181,3 +181,13 @@ def test_a_killed_wrap_is_ended_by_the_next_one(engine: str, tmp_path: Path) -> 
     assert wrap(tmp_path, "--upstream", engine, "--", sys.executable, "-c", "pass").returncode == 0
     row = only_rollout(tmp_path)
     assert (row.status, row.cause) == ("failed", "node_lost")
+
+
+def test_a_script_that_cannot_be_played_says_so_at_once(tmp_path: Path) -> None:
+    script = tmp_path / "script.toml"
+    script.write_text('answers = [{ text = "There.", reasoning = "The shipped policy does not reason." }]')
+    begun = time.monotonic()
+    done = wrap(tmp_path / "traces", "--upstream", f"scripted:{script}", "--", "true")
+    assert done.returncode == 2
+    assert "answer 1 cannot be played" in " ".join(done.stderr.split())
+    assert time.monotonic() - begun < 25  # instead of the 30 s for which a proxy is asked again

@@ -101,6 +101,7 @@ async def test_compressed_bodies_are_read(make_world: MakeWorld, encoding: str) 
         ("gzip", gzip.compress(b"{}" * 1_000)[:-9], 400, "ends too early"),
         ("gzip", gzip.compress(b" " * 50_000_000), 413, "more than"),
     ],
+    ids=["br", "zstd", "no gzip", "cut off", "too large"],
 )
 async def test_what_cannot_be_decompressed_is_refused_in_words(
     make_world: MakeWorld, encoding: str, body: bytes, status: int, words: str
