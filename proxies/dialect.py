@@ -4,7 +4,7 @@ written.
 A member of `dialects/` holds one protocol whole. The rest of the proxy never sees a provider's JSON.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -62,6 +62,11 @@ class ModelRequest:
     instructions: bool = False
     """Whether the first message holds instructions for this call only. A call that continues this one by
     `previous` does not inherit them."""
+    refers_to: tuple[str, ...] = ()
+    """Ids of earlier calls whose answers `messages` refers to instead of having them; see `fill`."""
+    fill: "Callable[[Mapping[str, Message]], ModelRequest] | None" = field(default=None, compare=False)
+    """Makes this request with those answers in it, given by call id. Raises `RequestProblem` for a part that
+    an answer does not have."""
     identity: str | None = None
     """Text that a client's retry shares with this request, if the bytes of the two may differ."""
     stream_type: str = "text/event-stream; charset=utf-8"

@@ -218,7 +218,7 @@ class Gateway:
     ) -> None:
         dialect = endpoint.dialect
         body, request = await self._read(session, dialect, await self._body(connection), headers)
-        if request.previous is not None:
+        if request.refers_to or request.previous is not None:
             request = await whole(
                 request,
                 lambda call_id: self._sessions.earlier(

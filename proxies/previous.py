@@ -38,9 +38,10 @@ async def whole(
     `earlier_of` returns the request and answer of a call; that request may continue an earlier one itself. It
     raises `RequestProblem` if there is no such call.
     """
-    later: list[tuple[ModelRequest, Message | None]] = [(request, None)]
+    later: list[tuple[ModelRequest, Message | None]] = [(await _filled(request, earlier_of), None)]
     while (previous := later[-1][0].previous) is not None:
-        later.append(await earlier_of(previous))
+        earlier, said = await earlier_of(previous)
+        later.append((await _filled(earlier, earlier_of), said))
     known, answer = later.pop()
     while later:
         assert answer is not None
@@ -48,6 +49,15 @@ async def whole(
         known = joined(known, answer, request)
         answer = next_answer
     return known
+
+
+async def _filled(
+    request: ModelRequest, earlier_of: Callable[[str], Awaitable[tuple[ModelRequest, Message]]]
+) -> ModelRequest:
+    """A request with the earlier answers to which its messages refer."""
+    if request.fill is None:
+        return request
+    return request.fill({call_id: (await earlier_of(call_id))[1] for call_id in request.refers_to})
 
 
 def joined(earlier: ModelRequest, answer: Message, request: ModelRequest) -> ModelRequest:

@@ -53,7 +53,10 @@ class StoredRequests:
         if call is None or body is None or call.protocol not in DIALECTS:
             raise not_found(response_id(call_id))
         dialect = load_dialect(call.protocol)
-        return dialect.parse(body, {":path": dialect.routes[0].path})
+        request = dialect.parse(body, {":path": dialect.routes[0].path})
+        if request.fill is None:
+            return request
+        return request.fill({earlier: self._answer(earlier) for earlier in request.refers_to})
 
     def _answer(self, call_id: str) -> Message:
         call = self.calls.get(call_id)

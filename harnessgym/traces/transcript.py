@@ -202,7 +202,17 @@ class _Session:
             return _Conversation(
                 (), answer=answer.message, source=answer.source, missing=missing, agent_id=call.agent_id
             )
+        if request.fill is not None and all(earlier in self._calls for earlier in request.refers_to):
+            request = request.fill(
+                {earlier: self._said(earlier, dialect.tool_call_prefix) for earlier in request.refers_to}
+            )
         return self._asked(call, request, f"{dialect.tool_call_prefix}{call.id}_")
+
+    def _said(self, call_id: str, prefix: str) -> Message:
+        """The answer of an earlier call, to which a request refers."""
+        call = self._calls[call_id]
+        answer = self.answers.of_call(call, id_prefix=f"{prefix}{call_id}_", tools=True, raw=False)
+        return answer.message or Message("assistant")
 
     def _asked(self, call: CallFacts, request: Any, id_prefix: str) -> _Conversation:
         offered = bool(request.tools) and request.tool_choice != "none"

@@ -236,3 +236,53 @@ async def test_a_conversation_by_the_id_of_the_previous_answer(make_world: MakeW
             with pytest.raises(BadRequestError, match="Previous response with id 'resp_0' not found"):
                 await ask(client, [ASK], "plain", previous_response_id="resp_0")
         check_one_branch(world, session, answer)
+
+
+@pytest.mark.parametrize(
+    "referred", [{"reasoning", "message", "function_call"}, {"message"}, {"function_call"}]
+)
+async def test_items_can_be_referred_to_by_id(make_world: MakeWorld, referred: set[str]) -> None:
+    """As Vercel's AI SDK does by default: what the provider has is not sent again."""
+    first = f"<think>\nHm.\n</think>\n\n{wanted(('get', {'key': 'a'}), text='I look.')}"
+    async with make_world(first, DONE) as world:
+        session = await world.open()
+        async with speaking(world, session) as client:
+            answer = await ask(client, [SYSTEM, ASK], "plain")
+            items = [item.model_dump(exclude_none=True) for item in answer.output]
+            assert referred <= {item["type"] for item in items} | {"reasoning"}
+            sent = [
+                {"type": "item_reference", "id": item["id"]} if item["type"] in referred else item
+                for item in items
+            ]
+            (call,) = [item for item in items if item["type"] == "function_call"]
+            result = {"type": "function_call_output", "call_id": call["call_id"], "output": "5"}
+            again = await ask(client, [SYSTEM, ASK, *sent, result], "plain")
+            assert again.output_text == "It is 5."
+        one, two = world.calls(session)
+        assert two.parent_call_id == one.id
+        assert world.break_of(two) is None
+        # After a restart the request is read from the store.
+        await world.stop()
+        await world.start()
+        async with speaking(world, session) as client:
+            said = {"type": "item_reference", "id": again.output[-1].id}
+            third = await ask(
+                client, [SYSTEM, ASK, *sent, result, said, {"role": "user", "content": "And b?"}], "plain"
+            )
+            assert third.output_text
+        third_call = world.calls(session)[2]
+        assert third_call.parent_call_id == two.id
+        assert world.break_of(third_call) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["msg_1", "msg_066159a186a86d8926e36ead_0", "msg_{call}_3", "fc_{call}_0", "rs_{call}_0"]
+)
+async def test_a_reference_to_nothing_is_refused_in_openais_words(make_world: MakeWorld, name: str) -> None:
+    async with make_world(DONE) as world:
+        session = await world.open()
+        async with speaking(world, session) as client:
+            await ask(client, [ASK], "plain")
+            name = name.format(call=world.calls(session)[0].id)
+            with pytest.raises(BadRequestError, match="not found"):
+                await ask(client, [ASK, {"type": "item_reference", "id": name}, ASK], "plain")

@@ -28,7 +28,7 @@ from proxies.previous import response_id
 
 ItemPrefix = Literal["rs", "msg", "fc", "ctc"]
 
-_ITEM = re.compile(r"(?:rs|msg|fc|ctc)_([0-9A-Za-z]+)_\d+(r?)")
+_ITEM = re.compile(r"(?:rs|msg|fc|ctc)_([0-9A-Za-z]+)_(\d+)(r?)")
 _CALL = re.compile(r"call_([0-9A-Za-z]+)_\d+")
 _MARK = b"harnessgym-reasoning:"
 
@@ -44,7 +44,7 @@ def item_id(prefix: ItemPrefix, answer_id: str, number: int, *, raw: bool = Fals
 def is_raw(identifier: str) -> bool:
     """Whether an item's id marks it as raw."""
     match = _ITEM.fullmatch(identifier)
-    return match is not None and bool(match[2])
+    return match is not None and bool(match[3])
 
 
 def answer_of(item: str, call: str = "") -> str | None:
@@ -54,6 +54,20 @@ def answer_of(item: str, call: str = "") -> str | None:
     """
     match = _ITEM.fullmatch(item) or _CALL.fullmatch(call)
     return None if match is None else match[1]
+
+
+def part_of(answer: Message, item: str) -> Message | None:
+    """The part of an answer that is its item with this id; None if it has no such item."""
+    match = _ITEM.fullmatch(item)
+    if match is None:
+        return None
+    kind, number = item.partition("_")[0], int(match[2])
+    if kind == "rs":
+        return Message("assistant", reasoning=answer.reasoning) if answer.reasoning and not number else None
+    if kind == "msg":
+        return None if number else Message("assistant", answer.content)
+    calls = answer.tool_calls[number : number + 1]
+    return Message("assistant", tool_calls=calls) if calls else None
 
 
 def seal(reasoning: str) -> str:

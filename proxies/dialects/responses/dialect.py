@@ -11,6 +11,7 @@ them.
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from harnessgym.message import Message, canonical_json
@@ -60,14 +61,14 @@ class Responses(OpenAIProtocol):
             call_of(fields.text("previous_response_id")) if fields.given("previous_response_id") else None
         )
         conversation = read_input(fields)
-        messages = merge_systems(conversation.messages)
-        if not messages and previous is None:
+        if not conversation.messages and previous is None:
             malformed("input: Field required")
         instructions = fields.text("instructions", "")
         tools = read_tools(fields)
-        return ModelRequest(
+        begun = (Message("system", instructions),) if instructions else ()
+        request = ModelRequest(
             model=fields.text("model", "" if counting else None),
-            messages=(Message("system", instructions), *messages) if instructions else messages,
+            messages=(*begun, *merge_systems(conversation.messages)),
             tools=tools,
             tool_choice=read_choice(fields, tools),
             parallel_tool_calls=fields.flag("parallel_tool_calls", default=True),
@@ -79,6 +80,15 @@ class Responses(OpenAIProtocol):
             identity=_identity(fields.raw, conversation.identity),
             asked=fields.only(_ASKED),
             headers=public_headers(headers),
+        )
+        if not conversation.refers_to:
+            return request
+        return replace(
+            request,
+            refers_to=conversation.refers_to,
+            fill=lambda answers: replace(
+                request, messages=(*begun, *merge_systems(conversation.filled(answers)))
+            ),
         )
 
     def render(self, answers: Sequence[Answer], request: ModelRequest) -> bytes:

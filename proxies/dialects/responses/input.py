@@ -10,12 +10,13 @@ same objects.
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from harnessgym.message import Message, ToolCall, canonical_json
+from proxies.dialect import Problem, RequestProblem
 from proxies.dialects.body import Fields, malformed, unsupported
-from proxies.dialects.responses.answer import answer_of, is_raw, unseal
+from proxies.dialects.responses.answer import answer_of, is_raw, part_of, unseal
 from proxies.dialects.responses.tools import flat_name
 
 _ROLES = ("user", "system", "developer", "assistant")
@@ -28,6 +29,19 @@ class InputConversation:
     messages: Sequence[Message] = ()
     identity: str = ""
     """A text that equal inputs share, however their JSON is formatted."""
+    items: "Sequence[_Item]" = ()
+
+    @property
+    def refers_to(self) -> tuple[str, ...]:
+        """The earlier calls whose answers are needed for `filled`, in order."""
+        return tuple(dict.fromkeys(item.answer for item in self.items if item.reference and item.answer))
+
+    def filled(self, answers: Mapping[str, Message]) -> Sequence[Message]:
+        """The messages, with parts of earlier answers in place of the references to them.
+
+        Raises `RequestProblem` for a part that an answer does not have.
+        """
+        return _messages([item.filled(answers) for item in self.items])
 
 
 def read_input(fields: Fields) -> InputConversation:
@@ -36,7 +50,7 @@ def read_input(fields: Fields) -> InputConversation:
     if isinstance(value, str):
         return InputConversation([Message("user", value)], canonical_json(value))
     items = fields.each("input", _item)
-    return InputConversation(_messages(items), "\n".join(item.identity for item in items))
+    return InputConversation(_messages(items), "\n".join(item.identity for item in items), items)
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +63,18 @@ class _Item:
     """The item as a message; an assistant's item may be only a part of one."""
     answer: str | None = None
     """The id of the answer it belongs to; None if its ids were not minted here."""
+    reference: str = ""
+    """The id of the item for which it stands; its message is then empty."""
     _joined: "tuple[list[_Item], Message] | None" = None
+
+    def filled(self, answers: Mapping[str, Message]) -> "_Item":
+        """The item for which it stands, or itself."""
+        if not self.reference or self.answer is None:
+            return self
+        part = part_of(answers[self.answer], self.reference)
+        if part is None:
+            raise _not_found(self.reference)
+        return replace(self, message=part, kind="message" if part.content else "part", reference="")
 
     def join(self, others: "list[_Item]") -> Message:
         """The message that this item and `others` make up."""
@@ -114,7 +139,15 @@ def _item(item: Fields) -> _Item:
     message = _message(item, kind)
     identity = hashlib.blake2b(canonical_json(item.raw).encode(), digest_size=16).hexdigest()
     answer = answer_of(item.text("id", ""), item.text("call_id", "")) if message.role == "assistant" else None
-    return _Item(kind, identity, message, answer)
+    reference = item.text("id") if kind == "item_reference" else ""
+    if reference and answer is None:
+        raise _not_found(reference)
+    return _Item(kind, identity, message, answer, reference)
+
+
+def _not_found(reference: str) -> RequestProblem:
+    """The problem of a reference to nothing, in OpenAI's words."""
+    return RequestProblem(Problem("malformed", f"Item with id '{reference}' not found."))
 
 
 def _message(item: Fields, kind: str) -> Message:
@@ -130,10 +163,7 @@ def _message(item: Fields, kind: str) -> Message:
             text, images = _content(item, "output", "\n")
             return Message("tool", text, tool_call_id=item.text("call_id"), images=images)
         case "item_reference":
-            return unsupported(
-                f"{item.at('type')}: item references are not supported by this endpoint; send the items "
-                "themselves."
-            )
+            return Message("assistant")
     return unsupported(
         f"{item.at('type')}: {kind!r} items are not supported by this endpoint; messages, reasoning, and "
         "calls and outputs of function and custom tools are."

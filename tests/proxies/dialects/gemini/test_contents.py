@@ -242,7 +242,7 @@ def test_functions_of_several_tools_are_one_list() -> None:
         (
             {"functionCallingConfig": {"mode": "SOMETIMES"}},
             "malformed",
-            "'SOMETIMES' is not one of AUTO, ANY",
+            "'SOMETIMES' is not one of AUTO, VALIDATED",
         ),
         (
             {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["h"]}},
