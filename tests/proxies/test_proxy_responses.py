@@ -286,3 +286,25 @@ async def test_a_reference_to_nothing_is_refused_in_openais_words(make_world: Ma
             name = name.format(call=world.calls(session)[0].id)
             with pytest.raises(BadRequestError, match="not found"):
                 await ask(client, [ASK, {"type": "item_reference", "id": name}, ASK], "plain")
+
+
+async def test_reasoning_that_comes_back_as_a_message_of_its_own_is_reasoning(make_world: MakeWorld) -> None:
+    """As pydantic-ai sends it. Alone, such a message is text."""
+    first = f"<think>\nHm, a.\n</think>\n\n{wanted(('get', {'key': 'a'}), text='I look.')}"
+    async with make_world(first, DONE) as world:
+        session = await world.open()
+        async with speaking(world, session) as client:
+            answer = await ask(client, [SYSTEM, ASK], "plain")
+            (call,) = [item for item in answer.output if item.type == "function_call"]
+            said = [item.content[0].text for item in answer.output if item.type == "message"]
+            thought = [item.summary[0].text for item in answer.output if item.type == "reasoning"]
+            sent = [{"role": "assistant", "content": f"<think>\n{text}\n</think>"} for text in thought]
+            sent += [{"role": "assistant", "content": text} for text in said]
+            sent.append(
+                {"type": "function_call", "call_id": call.call_id, "name": "get", "arguments": call.arguments}
+            )
+            sent.append({"type": "function_call_output", "call_id": call.call_id, "output": "5"})
+            await ask(client, [SYSTEM, ASK, *sent], "plain")
+        one, two = world.calls(session)
+        assert two.parent_call_id == one.id
+        assert world.break_of(two) is None

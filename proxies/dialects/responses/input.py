@@ -10,6 +10,7 @@ same objects.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,8 @@ from proxies.dialects.body import Fields, malformed, unsupported
 from proxies.dialects.responses.answer import answer_of, is_raw, part_of, unseal
 from proxies.dialects.responses.tools import flat_name
 
+_THOUGHT = re.compile(r"<think>\n?(.*?)\n?</think>\s*", re.DOTALL)
+"""An assistant's message that holds nothing but its reasoning, as pydantic-ai sends it."""
 _ROLES = ("user", "system", "developer", "assistant")
 
 
@@ -125,7 +128,7 @@ def _messages(items: Sequence[_Item]) -> list[Message]:
 
 
 def _join(items: Sequence[_Item]) -> Message:
-    parts = [item.message for item in items]
+    parts = [_reasoned(item.message) if item.kind == "thought" else item.message for item in items]
     return Message(
         "assistant",
         "".join(part.content for part in parts),
@@ -134,9 +137,18 @@ def _join(items: Sequence[_Item]) -> Message:
     )
 
 
+def _reasoned(message: Message) -> Message:
+    """A message that holds its reasoning as text, with the reasoning in its place."""
+    thought = _THOUGHT.fullmatch(message.content)
+    return message if thought is None else Message("assistant", reasoning=thought[1])
+
+
 def _item(item: Fields) -> _Item:
     kind = item.text("type", "message")
     message = _message(item, kind)
+    # Alone, such a text is what was said: only what follows it in the same answer shows that it is reasoning.
+    if kind == "message" and message.role == "assistant" and _THOUGHT.fullmatch(message.content):
+        kind = "thought"
     identity = hashlib.blake2b(canonical_json(item.raw).encode(), digest_size=16).hexdigest()
     answer = answer_of(item.text("id", ""), item.text("call_id", "")) if message.role == "assistant" else None
     reference = item.text("id") if kind == "item_reference" else ""
