@@ -170,7 +170,8 @@ class ProxySettings(EngineTimeouts):
     disconnect_grace_s: float = 5.0
     """How long a call runs on after its last client left."""
     client_wait_s: float = 60.0
-    """Seconds in which a client must have sent its request's body, and read what is sent to it."""
+    """Seconds in which a client must have sent its request's head, then its body, and read what is sent to
+    it."""
     worker_wait_s: float = 120.0
     """How long a call waits for an engine worker."""
 
@@ -278,7 +279,7 @@ class Proxy:
     async def _listen(self, app: ASGIApp, sockets: list[socket.socket]) -> None:
         config = uvicorn.Config(
             app,
-            http=PlainHttpProtocol,
+            http=type("HttpProtocol", (PlainHttpProtocol,), {"head_s": self.settings.client_wait_s}),
             ws="none",
             lifespan="off",
             interface="asgi3",

@@ -2,10 +2,14 @@
 never a lost commit.
 """
 
+import asyncio
 import contextlib
 import copy
+import gzip
+import itertools
 import json
 import random
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -174,6 +178,81 @@ async def test_no_request_brings_the_proxy_down(make_world: MakeWorld, name: str
         assert all(call.status in ("committed", "delivered", "acknowledged") for call in world.calls(session))
         sealed = await world.control.seal(session.session_id)
         assert sealed.calls == len(world.calls(session))
+        assert [finding for finding in verify(world.store).findings if finding.kind != "span_version"] == []
+
+
+HEADERS = (
+    "Expect: 100-continue", "Upgrade: h2c", "Connection: Upgrade, HTTP2-Settings", "HTTP2-Settings: AAM", "Upgrade: websocket",
+    "Connection: close", "Connection: keep-alive", "Content-Type: text/plain", "Accept-Encoding: br", "X: \xff\xfe", "X-Empty:",
+    "Cookie: " + "c" * 20_000, "Content-Type: application/json; charset=utf-16", "Transfer-Encoding: identity",
+)  # fmt: skip
+ENCODINGS = (
+    ("", bytes), ("gzip", gzip.compress), ("deflate", zlib.compress), ("gzip", bytes), ("deflate", gzip.compress), ("br", bytes),
+    ("gzip, gzip", lambda data: gzip.compress(gzip.compress(data))), ("identity", bytes), (" , ", bytes), ("GZIP", gzip.compress),
+)  # fmt: skip
+
+
+def framed(rng: random.Random, path: str, body: bytes) -> bytes:
+    """A request with odd headers, an encoding that may be a lie, and its body in chunks or of a length."""
+    encoding, encode = rng.choice(ENCODINGS)
+    data = encode(body)
+    lines = [f"POST {path} HTTP/{rng.choice(('1.1', '1.1', '1.0'))}", "Host: x"]
+    lines += rng.sample(HEADERS, rng.randrange(4))
+    if encoding:
+        lines.append(f"Content-Encoding: {encoding}")
+    if "1.1" in lines[0] and rng.random() < 0.4:
+        sizes = [rng.randrange(1, len(data) + 1) for _ in range(5)]
+        cuts = sorted({0, *sizes, len(data)})
+        chunks = [data[start:end] for start, end in itertools.pairwise(cuts)]
+        sent = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+        lines.append("Transfer-Encoding: chunked")
+    else:
+        sent = data
+        lines.append(f"content-LENGTH: {len(data)}")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + sent
+
+
+async def answered(port: int, request: bytes, pieces: int) -> bytes:
+    """The first line of what comes back; empty if the connection is closed without a word."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    size = -(-len(request) // pieces)
+    try:
+        for at in range(0, len(request), size):
+            writer.write(request[at : at + size])
+            await writer.drain()
+            await asyncio.sleep(0)
+        line = await asyncio.wait_for(reader.readline(), 60)
+        if line.startswith(b"HTTP/1.1 100"):
+            await reader.readline()
+            line = await asyncio.wait_for(reader.readline(), 60)
+    except ConnectionError:
+        line = b""
+    writer.close()
+    return line
+
+
+@pytest.mark.anyio
+async def test_no_framing_brings_the_proxy_down(make_world: MakeWorld) -> None:
+    rng = random.Random(11)
+    async with make_world("Yes, that is so.<|im_end|>", client_wait_s=3.0) as world:
+        session = await world.open(limits={"turns": 10_000})
+        assert world.proxy.url is not None
+        port = int(world.proxy.url.rpartition(":")[2])
+        seen: dict[bytes, int] = {}
+        for number in range(150):
+            path, good = GOOD[rng.choice(sorted(GOOD))]
+            request = framed(rng, f"/s/{session.key}{path}", json.dumps(good).encode())
+            if number % 10 == 0:
+                request = request[: rng.randrange(1, len(request))]  # the rest never comes
+                request += b"" if rng.random() < 0.5 else b"\r\n\r\n"
+            line = await answered(port, request, rng.choice((1, 1, 3, 50)))
+            status = line.split(b" ")[1] if line else b"closed"
+            assert status < b"500" or status == b"closed", (line, request[:500])
+            seen[status] = seen.get(status, 0) + 1
+        assert seen[b"200"] > 30, seen
+        assert seen[b"400"] > 5, seen
+        assert (await world.http.get(f"{world.base(session)}/v1/models")).status_code == 200
+        await world.control.seal(session.session_id)
         assert [finding for finding in verify(world.store).findings if finding.kind != "span_version"] == []
 
 

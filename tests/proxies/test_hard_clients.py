@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -71,6 +72,31 @@ async def test_http_1_0_gets_whole_answers(make_world: MakeWorld, stream: bool) 
             assert rest.endswith(b"data: [DONE]\n\n")
         else:
             assert json.loads(rest)["choices"][0]["message"]["content"] == "Yes."
+
+
+async def test_a_head_that_does_not_end_is_not_waited_for(make_world: MakeWorld) -> None:
+    async with make_world(ANSWER, client_wait_s=0.3) as world:
+        session = await world.open()
+        assert world.proxy.url is not None
+        host, port = world.proxy.url.removeprefix("http://").split(":")
+        head = f"GET /s/{session.key}/v1/models HTTP/1.1\r\nhost: x\r\n".encode()
+        for begun in (b"", b"GET /", head):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(begun)
+            assert await asyncio.wait_for(reader.read(), 20) == b""
+            writer.close()
+        # A connection that has done nothing for as long is kept, and its next request must come whole too.
+        reader, writer = await asyncio.open_connection(host, int(port))
+        for _ in range(2):
+            writer.write(head + b"\r\n")
+            top = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+            length = re.search(rb"content-length: (\d+)", top)
+            assert length is not None
+            await reader.readexactly(int(length[1]))
+            await asyncio.sleep(0.6)
+        writer.write(head)
+        assert await asyncio.wait_for(reader.read(), 20) == b""
+        writer.close()
 
 
 COMPRESSED = {
