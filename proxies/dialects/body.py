@@ -11,6 +11,19 @@ from proxies.dialect import Problem, RequestProblem
 from proxies.reading import Made, ReadBody
 
 T = TypeVar("T")
+_NUMBERS = frozenset(
+    {
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "seed",
+    }
+)
+"""Fields of sampling. Gemini's have other names: its JSON may write numbers as strings."""
 
 
 def malformed(message: str) -> NoReturn:
@@ -120,7 +133,11 @@ class Fields:
         return tuple(items)
 
     def only(self, names: tuple[str, ...]) -> dict[str, Any]:
-        """The named fields that were sent."""
+        """The named fields that were sent. Those of sampling must be numbers, as at the provider."""
+        for name in _NUMBERS.intersection(names):
+            value = self.raw.get(name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                malformed(f"{self.at(name)}: expected a number, got {_kind(value)}.")
         return {name: self.raw[name] for name in names if name in self.raw}
 
     def refuse(self, names: tuple[str, ...]) -> None:

@@ -1,6 +1,7 @@
 """Fields of a request body: each wrong one is refused by its path."""
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -170,3 +171,12 @@ def test_merging_leaves_no_two_systems_side_by_side_and_every_other_message(role
     assert ("system", "system") not in itertools.pairwise(found)
     assert [role for role in found if role != "system"] == [role for role in roles if role != "system"]
     assert merge_systems(merged) == merged
+
+
+@pytest.mark.parametrize("value", ["hot", True, [1], {}])
+@pytest.mark.parametrize("name", ["temperature", "top_p", "seed"])
+def test_fields_of_sampling_are_numbers(name: str, value: Any) -> None:
+    with pytest.raises(RequestProblem, match=f"{name}: expected a number"):
+        Fields({name: value}).only((name,))
+    for right in (0, 0.5, None):
+        assert Fields({name: right}).only((name, "stop")) == {name: right}
