@@ -1,10 +1,11 @@
 """`--side-call`: rules for calls in which the policy does not act."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harnessgym.harness import SideCallRule
+if TYPE_CHECKING:
+    from harnessgym.harness import SideCallRule
 
 SideCalls = Annotated[
     list[str] | None,
@@ -19,12 +20,13 @@ SideCalls = Annotated[
 ]
 
 
-def rules_of(words: list[str]) -> tuple[SideCallRule, ...]:
+def rules_of(words: list[str]) -> "tuple[SideCallRule, ...]":
     """The rules of `--side-call`.
 
     Raises `BadParameter` for what is no table, `ConfigError` for a table that is no rule.
     """
     from harnessgym.config import parse_value, validate
+    from harnessgym.harness import SideCallRule
 
     rules = []
     for word in words:
