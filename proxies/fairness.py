@@ -90,10 +90,11 @@ class FairThreads:
         self._busy.discard(owner)
         if owner in self._queues:
             self._queues.move_to_end(owner)
-        error = result.exception()
         if work.done.done():
             pass
-        elif error is None:
+        elif result.cancelled():  # the threads were closed before it began
+            work.done.cancel()
+        elif (error := result.exception()) is None:
             work.done.set_result(result.result())
         else:
             work.done.set_exception(error)

@@ -3,8 +3,9 @@
 The same load, conversations that grow turn by turn, goes through the direct path to a scripted engine,
 through LiteLLM's proxy, through Agent Lightning's, and through ours, which alone commits every call to a
 database before it answers. Then what one session waits for the proxy, a session of a thousand turns, 256
-paced streams, what honest sessions wait beside a hostile one, and where the proxy's time goes. Everything runs on this machine at the same time, so compare
-figures of one run only. Prints tables, writes benchmarks/out/proxy.json.
+paced streams, what honest sessions wait beside a hostile one, and where the proxy's time goes. Everything
+runs on this machine at the same time, so compare figures of one run only. Prints tables, writes
+benchmarks/out/proxy.json.
 """
 
 import argparse

@@ -91,7 +91,8 @@ def _curve(
 
 def _neighbours(rows: list[dict[str, Any]]) -> Table:
     table = Table(
-        "hostile session", "p50 ms", "beside it", "p99 ms", "beside it", "times", "longest", "it was answered",
+        "hostile session", "p50 ms", "beside it", "p99 ms", "beside it", "times", "longest",
+        "it was answered",
         title="What eight honest sessions wait, alone and beside a hostile one",
     )  # fmt: skip
     for row in rows:

@@ -97,3 +97,18 @@ async def test_an_owner_has_one_thread_at_a_time() -> None:
     gate.set()
     await asyncio.gather(*tasks)
     threads.close()
+
+
+async def test_work_that_has_not_begun_when_the_threads_are_closed_is_cancelled() -> None:
+    threads, gate = FairThreads(1), threading.Event()
+    begun = asyncio.create_task(threads.run("a", lambda: gate.wait(10)))
+    await asyncio.sleep(0.05)
+    # Another thread is free as far as the queue knows, but the pool has only this one.
+    threads._free += 1
+    waiting = asyncio.create_task(threads.run("b", lambda: True))
+    await asyncio.sleep(0.05)
+    threads.close()
+    gate.set()
+    assert await asyncio.wait_for(begun, 10)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(waiting, 10)
