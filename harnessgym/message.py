@@ -131,6 +131,9 @@ class ToolSpec:
     """Its group in the protocol. `name` is unique without it."""
     freeform: bool = False
     """Whether it is called with plain text. Its arguments are then an object with that text as `input`."""
+    native: dict[str, Any] = field(default_factory=dict)
+    """The tool as the client declares it, if its protocol has a type for it, with items of its own for calls
+    and results. Empty for functions."""
 
     def to_template(self) -> dict[str, Any]:
         """OpenAI function-tool form."""

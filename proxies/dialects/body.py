@@ -23,7 +23,7 @@ _NUMBERS = frozenset(
         "seed",
     }
 )
-"""Fields of sampling. Gemini's have other names: its JSON may write numbers as strings."""
+"""Fields of sampling. Gemini's are read elsewhere: its JSON may write numbers as strings."""
 
 
 def malformed(message: str) -> NoReturn:

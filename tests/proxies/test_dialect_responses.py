@@ -211,13 +211,11 @@ def test_options() -> None:
         *(
             {"tools": [{"type": kind}]}
             for kind in (
-                "web_search", "file_search", "code_interpreter", "computer_use_preview", "image_generation", "mcp",
-                "local_shell", "tool_search",
+                "web_search", "file_search", "code_interpreter", "image_generation", "mcp", "tool_search",
             )
         ),
         {"tools": [{**FUNCTION, "defer_loading": True}]},
-        {"input": [{"type": "local_shell_call", "call_id": "x", "action": {}}]},
-        {"input": [{"type": "local_shell_call_output", "id": "x", "output": ""}]},
+        {"input": [{"type": "mcp_call", "id": "x", "arguments": "{}", "name": "f", "server_label": "s"}]},
         {"input": [{"type": "web_search_call", "id": "ws_1"}]},
         {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
         {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},

@@ -17,7 +17,6 @@ from proxies.dialect import (
     Event,
     Finished,
     ModelRequest,
-    OutputFormat,
     Problem,
     ReasoningDelta,
     Route,
@@ -31,13 +30,18 @@ from proxies.dialects.body import Fields, bearer, malformed, public_headers, uns
 from proxies.dialects.gemini.contents import (
     RAW_ARGUMENTS,
     camel,
-    json_schema,
     many,
     only_known,
     read_contents,
     read_system,
     read_tool_choice,
     read_tools,
+)
+from proxies.dialects.gemini.generation_config import (
+    read_asked,
+    read_candidates,
+    read_output,
+    read_positive,
 )
 
 _METHODS: dict[str, Any] = {
@@ -53,22 +57,6 @@ _REQUEST = frozenset(
 )  # fmt: skip
 """Members of a request that are read, or that have no effect here and are accepted."""
 _REFUSED = ("cachedContent",)
-_ASKED = (
-    "temperature", "topP", "topK", "seed", "maxOutputTokens", "stopSequences", "presencePenalty",
-    "frequencyPenalty",
-    "mediaResolution",
-)  # fmt: skip
-_CONFIG = frozenset(
-    {*_ASKED, "candidateCount", "responseMimeType", "responseSchema", "responseJsonSchema",
-        "responseModalities",
-     "thinkingConfig", "responseLogprobs", "logprobs"}
-)  # fmt: skip
-_CONFIG_REFUSED = (
-    "responseLogprobs", "logprobs", "speechConfig", "imageConfig", "enableEnhancedCivicAnswers",
-    "routingConfig",
-    "modelSelectionConfig", "audioTimestamp", "continuationToken", "audioTranscriptionConfig",
-    "generationOutputConfig",
-)  # fmt: skip
 _FINISH = {"stop": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP"}
 _STATUS: dict[str, tuple[int, str]] = {
     "malformed": (400, "INVALID_ARGUMENT"),
@@ -133,15 +121,15 @@ class Gemini:
             messages=(*read_system(fields), *messages),
             tools=tools,
             tool_choice=read_tool_choice(fields, tools),
-            max_tokens=config.count("maxOutputTokens"),
+            max_tokens=read_positive(config, "maxOutputTokens"),
             stop=config.texts("stopSequences"),
             stream=method == "streamGenerateContent",
             stream_type="text/event-stream; charset=utf-8"
             if _sends_events(headers)
             else "application/json; charset=utf-8",
-            n=_candidates(config),
-            output=_output(config),
-            asked=_asked(config),
+            n=read_candidates(config),
+            output=read_output(config),
+            asked=read_asked(config),
             headers=_public(headers),
         )
 
@@ -260,51 +248,9 @@ def _public(headers: Mapping[str, str]) -> dict[str, str]:
     return out
 
 
-def _asked(config: Fields) -> dict[str, Any]:
-    """The sampling fields, including whether to show thoughts. Refuses unsupported fields."""
-    config.refuse(_CONFIG_REFUSED)
-    only_known(config, _CONFIG)
-    if any(
-        modality not in ("TEXT", "MODALITY_UNSPECIFIED") for modality in config.texts("responseModalities")
-    ):
-        unsupported(f"{config.at('responseModalities')}: only TEXT is supported by this endpoint.")
-    asked = config.only(_ASKED)
-    if config.given("thinkingConfig"):
-        thinking = camel(config.child("thinkingConfig"))
-        asked["thinkingConfig"] = {**thinking.raw, "includeThoughts": thinking.flag("includeThoughts")}
-    return asked
-
-
-def _candidates(config: Fields) -> int:
-    wanted = config.count("candidateCount") or 1
-    if wanted > 8:
-        malformed(
-            f"{config.at('candidateCount')}: the specified candidate count must be in the range [1, 9)."
-        )
-    return wanted
-
-
 def _shows_thoughts(request: ModelRequest) -> bool:
     """Whether to send thoughts. Clients that did not ask for them would show them as the answer."""
     return bool(request.asked.get("thinkingConfig", {}).get("includeThoughts"))
-
-
-def _output(config: Fields) -> OutputFormat | None:
-    mime = config.text("responseMimeType", "")
-    schemas = [name for name in ("responseSchema", "responseJsonSchema") if config.given(name)]
-    if mime not in ("", "text/plain", "application/json"):
-        unsupported(f"{config.at('responseMimeType')}: {mime!r} is not supported by this endpoint.")
-    if len(schemas) > 1:
-        malformed(f"{config.at('responseJsonSchema')}: cannot be set together with responseSchema.")
-    if schemas and mime != "application/json":
-        malformed(
-            f"{config.at(schemas[0])}: only with responseMimeType 'application/json' can a schema be set."
-        )
-    if mime != "application/json":
-        return None
-    if not schemas:
-        return OutputFormat()
-    return OutputFormat(schema=json_schema(config.child(schemas[0]).raw))
 
 
 def _parts(message: Message, thoughts: bool) -> Iterator[dict[str, Any]]:

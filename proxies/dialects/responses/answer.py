@@ -8,7 +8,7 @@ import binascii
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from harnessgym.message import Message, ToolCall
 from proxies import sse
@@ -23,28 +23,40 @@ from proxies.dialect import (
     TokenUsage,
     ToolCallDelta,
 )
+from proxies.dialects.responses.client_tools import command_events, unwritten, write_call
 from proxies.dialects.responses.tools import bare_name, echo_choice, echo_tools
 from proxies.previous import response_id
 
-ItemPrefix = Literal["rs", "msg", "fc", "ctc"]
-
-_ITEM = re.compile(r"(?:rs|msg|fc|ctc)_([0-9A-Za-z]+)_(\d+)(r?)")
+_ITEM = re.compile(r"(?:rs|msg|fc|ctc|lsh|sh|apc|cu)_([0-9A-Za-z]+)_(\d+)([a-z]*)")
 _CALL = re.compile(r"call_([0-9A-Za-z]+)_\d+")
 _MARK = b"harnessgym-reasoning:"
+_RAW = "r"
 
 
-def item_id(prefix: ItemPrefix, answer_id: str, number: int, *, raw: bool = False) -> str:
+def item_id(prefix: str, answer_id: str, number: int, ending: str = "") -> str:
     """The id of the `number`-th item of its type in an answer.
 
-    `raw` marks a custom tool call whose `input` is the call's whole arguments, not the text inside them.
+    `ending` has what the item itself does not say of the sampled arguments: "r" marks a custom tool call
+    whose `input` is the call's whole arguments, not the text inside them; see `client_tools` for others.
     """
-    return f"{prefix}_{answer_id}_{number}{'r' if raw else ''}"
+    return f"{prefix}_{answer_id}_{number}{ending}"
+
+
+def ending_of(identifier: str) -> str:
+    """How an item's id ends; empty if it was not minted here."""
+    match = _ITEM.fullmatch(identifier)
+    return "" if match is None else match[3]
 
 
 def is_raw(identifier: str) -> bool:
     """Whether an item's id marks it as raw."""
+    return ending_of(identifier) == _RAW
+
+
+def call_of_item(identifier: str) -> str:
+    """The id of the call in an item with this id; the id itself if it was not minted here."""
     match = _ITEM.fullmatch(identifier)
-    return match is not None and bool(match[3])
+    return identifier if match is None else f"call_{match[1]}_{match[2]}"
 
 
 def answer_of(item: str, call: str = "") -> str | None:
@@ -123,8 +135,12 @@ class ItemWriter:
         return {**head, "content": [text_part(text)]}
 
     def call(self, number: int, call: ToolCall) -> Json:
-        """A function call, or a custom tool call with its plain text."""
+        """A function call, a custom tool call with its plain text, or a call of a client's tool."""
         spec = self._specs.get(call.name)
+        written = write_call(spec, call) if spec is not None and spec.native else None
+        if written is not None:
+            prefix, ending, members = written
+            return {"id": item_id(prefix, self._answer_id, number, ending), **members}
         name = call.name if spec is None else bare_name(spec)
         space = {"namespace": spec.namespace} if spec is not None and spec.namespace else {}
         if spec is None or not spec.freeform:
@@ -137,7 +153,8 @@ class ItemWriter:
         # The policy may have written arguments that hold no plain `input`. They are then sent whole, and the
         # id says so, so that the call that comes back has the sampled arguments.
         text = _plain(call)
-        head = {"id": item_id("ctc", self._answer_id, number, raw=text is None), "type": "custom_tool_call"}
+        ending = _RAW if text is None else ""
+        head = {"id": item_id("ctc", self._answer_id, number, ending), "type": "custom_tool_call"}
         tool_input = call.arguments if text is None else text
         return {**head, "status": "completed", "call_id": call.id, "name": name, **space, "input": tool_input}
 
@@ -345,6 +362,9 @@ class ResponseStream:
 
     def _call(self, item: Json) -> Iterator[Event]:
         """Yields the events of a whole tool call."""
+        if item["type"] not in ("function_call", "custom_tool_call"):
+            yield from self._client_call(item)
+            return
         field = "input"
         event = "custom_tool_call_input"
         if item["type"] == "function_call":
@@ -358,6 +378,14 @@ class ResponseStream:
         )
         yield self._event(f"{event}.delta", act=True, **place, delta=item[field])
         yield self._event(f"{event}.done", act=True, **place, **{field: item[field]})
+        yield self._item_done(item, act=True)
+
+    def _client_call(self, item: Json) -> Iterator[Event]:
+        """Yields the events of a call of a client's tool; a client may act on the first of them."""
+        index = len(self._done)
+        yield self._event("output_item.added", act=True, output_index=index, item=unwritten(item))
+        for name, members in command_events(item):
+            yield self._event(name, act=True, output_index=index, **members)
         yield self._item_done(item, act=True)
 
     def _item_done(self, item: Json, *, act: bool) -> Event:

@@ -5,6 +5,8 @@ them.
 
 - Hosted tools (web search, code interpreter, MCP, a provider's shell, ...) are refused: dropping them would
   silently change the task. Harnesses have a switch for them, e.g. `web_search = "disabled"` for Codex.
+- Tools that the client runs (local shell, shell, apply_patch, computer) are functions for the policy, and
+  items of their own types for the client; see `responses.client_tools`.
 - The grammar of a custom tool goes into its description. Sampling is never constrained to it.
 - `truncation`, `store`, `service_tier`, caching and user fields do not affect sampling and are accepted.
 """

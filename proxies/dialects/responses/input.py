@@ -17,12 +17,22 @@ from dataclasses import dataclass, replace
 from harnessgym.message import Message, ToolCall, canonical_json
 from proxies.dialect import Problem, RequestProblem
 from proxies.dialects.body import Fields, malformed, unsupported
-from proxies.dialects.responses.answer import answer_of, is_raw, part_of, unseal
+from proxies.dialects.responses.answer import (
+    answer_of,
+    call_of_item,
+    ending_of,
+    is_raw,
+    part_of,
+    unseal,
+)
+from proxies.dialects.responses.client_tools import CALLS, RESULTS, read_call, read_result
 from proxies.dialects.responses.tools import flat_name
 
 _THOUGHT = re.compile(r"<think>\n?(.*?)\n?</think>\s*", re.DOTALL)
 """An assistant's message that holds nothing but its reasoning, as pydantic-ai sends it."""
 _ROLES = ("user", "system", "developer", "assistant")
+_CALLS = CALLS | {"function_call", "custom_tool_call"}
+_RESULTS = RESULTS | {"function_call_output", "custom_tool_call_output"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,16 +179,15 @@ def _message(item: Fields, kind: str) -> Message:
             return _parse_message(item)
         case "reasoning":
             return Message("assistant", reasoning=_reasoning(item))
-        case "function_call" | "custom_tool_call":
-            return Message("assistant", tool_calls=(_call(item, kind),))
-        case "function_call_output" | "custom_tool_call_output":
-            text, images = _content(item, "output", "\n")
-            return Message("tool", text, tool_call_id=item.text("call_id"), images=images)
         case "item_reference":
             return Message("assistant")
+        case _ if kind in _CALLS:
+            return Message("assistant", tool_calls=(_call(item, kind),))
+        case _ if kind in _RESULTS:
+            return _result(item, kind)
     return unsupported(
         f"{item.at('type')}: {kind!r} items are not supported by this endpoint; messages, reasoning, and "
-        "calls and outputs of function and custom tools are."
+        "calls and outputs of function and custom tools and of those that the client runs are."
     )
 
 
@@ -195,7 +204,19 @@ def _parse_message(item: Fields) -> Message:
     return Message("user" if role == "user" else "system", text, images=images)
 
 
+def _result(item: Fields, kind: str) -> Message:
+    if kind not in RESULTS:
+        text, images = _content(item, "output", "\n")
+        return Message("tool", text, tool_call_id=item.text("call_id"), images=images)
+    # By the SDK's types the result of a local shell names its call in `id`; its users write `call_id`.
+    local = kind == "local_shell_call_output" and not item.given("call_id")
+    call_id = call_of_item(item.text("id")) if local else item.text("call_id")
+    return replace(read_result(item, kind), tool_call_id=call_id)
+
+
 def _call(item: Fields, kind: str) -> ToolCall:
+    if kind in CALLS:
+        return read_call(item, kind, ending_of(item.text("id", "")))
     if kind == "function_call":
         arguments = item.raw.get("arguments")
         if not isinstance(arguments, str):  # some clients send the object itself

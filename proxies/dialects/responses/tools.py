@@ -1,7 +1,8 @@
-"""Tools of the Responses protocol: functions, custom tools, and namespaces of both.
+"""Tools of the Responses protocol: functions, custom tools, namespaces of both, and what the client runs.
 
 A chat template takes one flat list of functions. A custom tool becomes a function with one string parameter,
 `input`. A tool `get` in the namespace `crm` becomes `crm__get`. Answers and echoes translate both back.
+`client_tools` has the tools that the protocol names by type.
 """
 
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from harnessgym.message import ToolSpec
 from proxies.dialects.body import Fields, malformed, unsupported
 from proxies.dialects.openai_protocol import read_choice_word
+from proxies.dialects.responses.client_tools import CHOICES, client_tool
 
 _FREEFORM = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 _UNDONE = ("defer_loading", "async")
@@ -31,7 +33,7 @@ def read_tools(fields: Fields) -> tuple[ToolSpec, ...]:
     seen: dict[str, ToolSpec] = {}
     for tool in out:
         other = seen.setdefault(tool.name, tool)
-        if other is not tool and (other.namespace or tool.namespace):
+        if other is not tool and (other.namespace or tool.namespace or other.native or tool.native):
             malformed(f"tools: two tools would both be known as {tool.name!r}. Rename one of them.")
     return tuple(out)
 
@@ -42,13 +44,15 @@ def read_choice(fields: Fields, tools: tuple[ToolSpec, ...]) -> str:
     if word is not None:
         return word
     named = fields.child("tool_choice")
-    if named.text("type") not in ("function", "custom"):
+    kind = named.text("type")
+    if kind not in ("function", "custom", *CHOICES):
         unsupported(
-            f"tool_choice.type: {named.raw['type']!r} is not supported by this endpoint; name a function or "
-            "custom tool."
+            f"tool_choice.type: {kind!r} is not supported by this endpoint; name a function, a custom tool "
+            "or one that the client runs."
         )
-    name = flat_name(named.text("namespace", ""), named.text("name"))
-    if all(tool.name != name for tool in tools):
+    native = kind in CHOICES
+    name = CHOICES[kind] if native else flat_name(named.text("namespace", ""), named.text("name"))
+    if all(tool.name != name or bool(tool.native) != native for tool in tools):
         malformed(f"tool_choice: {name!r} is not among the tools.")
     return name
 
@@ -73,6 +77,8 @@ def echo_choice(choice: str, tools: tuple[ToolSpec, ...]) -> str | dict[str, Any
     tool = next((tool for tool in tools if tool.name == choice), None)
     if tool is None or choice in ("auto", "none", "required"):
         return choice
+    if tool.native:
+        return {"type": tool.native["type"]}
     space = {"namespace": tool.namespace} if tool.namespace else {}
     return {"type": "custom" if tool.freeform else "function", "name": bare_name(tool), **space}
 
@@ -89,11 +95,13 @@ def _tools(item: Fields) -> list[ToolSpec]:
 def _tool(fields: Fields, namespace: str = "", about: str = "") -> ToolSpec:
     """One tool. Its description begins with that of its namespace, `about`."""
     kind = fields.text("type")
+    if not namespace and (native := client_tool(fields)) is not None:
+        return native
     if kind not in ("function", "custom"):
         unsupported(
             f"{fields.at('type')}: {kind!r} tools are not supported by this endpoint: it samples a model "
-            "and runs nothing. Only 'function', 'custom' and 'namespace' tools are; switch the others off "
-            "in the harness."
+            "and runs nothing. Only 'function', 'custom' and 'namespace' tools are, and those that the "
+            "client runs: local_shell, shell, apply_patch, computer. Switch the others off in the harness."
         )
     fields.refuse(_UNDONE)
     paragraphs = [about, fields.text("description", "")]
@@ -119,6 +127,8 @@ def _grammar(fields: Fields) -> str:
 
 
 def _echo(tool: ToolSpec) -> dict[str, Any]:
+    if tool.native:
+        return tool.native
     head = {"name": bare_name(tool), "description": tool.description}
     if tool.freeform:
         return {"type": "custom", **head, "format": {"type": "text"}}

@@ -48,7 +48,7 @@ def test_an_input_may_be_absent_or_one_text() -> None:
         ({"content": "x"}, "malformed", "input[0].role: Field required"),
         ({"role": "user"}, "malformed", "input[0].content: Field required"),
         ({"type": "item_reference", "id": "msg_1"}, "malformed", "Item with id 'msg_1' not found"),
-        ({"type": "computer_call"}, "unsupported", "input[0].type: 'computer_call' items are not supported"),
+        ({"type": "mcp_call"}, "unsupported", "input[0].type: 'mcp_call' items are not supported"),
         (
             {"role": "user", "content": [{"type": "input_audio"}]},
             "unsupported",
