@@ -38,6 +38,7 @@ end."""
 NEEDED = {
     "bubblewrap": bubblewrap_available,
     "docker": docker_unavailable,
+    "java": lambda: None if shutil.which("javac") else "There is no JDK on this machine.",
     "kubectl": lambda: None if shutil.which("kubectl") else "There is no kubectl on this machine.",
     "postgres": postgres_available,
     "ray": ray_available,

@@ -74,7 +74,7 @@ class Observed:
 
 def observe(stage: Stage, scenario: Scenario, played: Played, actor: Actor) -> Observed:
     """Read a run from the store."""
-    facts = stage.store.read(lambda conn: _facts(conn, stage.row.id, stage.row.group_id))
+    facts = stage.store.read(lambda conn: facts_of(conn, stage.row.id, stage.row.group_id))
     refused = facts.pop("refused")
     asked = sum(len(upstream.asked) for upstream in stage.upstreams.values())
     result = played.result
@@ -137,7 +137,7 @@ def _drawing(conn: Connection, rollout_id: str) -> str:
     return "\n".join(line.rstrip() for line in printed.get().splitlines())
 
 
-def _facts(conn: Connection, rollout_id: str, group_id: str) -> dict[str, Any]:
+def facts_of(conn: Connection, rollout_id: str, group_id: str) -> dict[str, Any]:
     names = ("id", "protocol", "kind", "status", "agent_id", "break_class", "prompt_hash")
     rows = conn.execute(
         select(*(calls.c[name] for name in names)).where(calls.c.rollout_id == rollout_id)
