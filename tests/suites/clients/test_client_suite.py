@@ -34,11 +34,13 @@ async def played(
     """The conversations of the clients whose tests were chosen and will run, by client; without those that are
     not there and not required.
     """
-    chosen = [
+    chosen = {
         item.callspec.params["client"].name  # type: ignore[attr-defined]
         for item in request.session.items
-        if request.path == item.path and item.get_closest_marker("skip") is None
-    ]
+        if request.path == item.path
+        and item.get_closest_marker("agents")
+        and not item.get_closest_marker("skip")
+    }
     turns = asyncio.Semaphore(_AT_ONCE)
 
     async def one(client: Client) -> list[Conversation]:
