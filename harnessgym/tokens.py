@@ -7,8 +7,9 @@ independently and must agree.
 
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
@@ -48,6 +49,10 @@ class TokenArray(array):  # type: ignore[type-arg]  # takes a parameter from Pyt
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
 
+    def __ne__(self, other: object) -> bool:
+        # `array` has one of its own, for which every list differs.
+        return not self == other
+
     def __hash__(self) -> int:  # type: ignore[override]
         """The hash of the tuple. An array in a key must not change."""
         return hash(tuple(self))
@@ -61,6 +66,68 @@ class TokenArray(array):  # type: ignore[type-arg]  # takes a parameter from Pyt
         return TokenArray(item) if isinstance(at, slice) else int(item)
 
 
+class PieceTokens(Sequence[int]):
+    """Token ids as pieces that other sequences share: equal parts of many prompts are in memory once.
+
+    Equal to any sequence of the same ids. The pieces must not change.
+    """
+
+    __slots__ = ("_length", "pieces")
+
+    def __init__(self, pieces: Iterable[TokenArray]) -> None:
+        self.pieces = tuple(pieces)
+        self._length = sum(map(len, self.pieces))
+
+    def whole(self) -> TokenArray:
+        """All ids in one array, a new one."""
+        ids = TokenArray()
+        ids.frombytes(b"".join(self.pieces))
+        return ids
+
+    @classmethod
+    def of(cls, ids: TokenIds) -> "PieceTokens":
+        """Any token ids as pieces."""
+        return ids if isinstance(ids, PieceTokens) else cls([as_array(ids)])
+
+    def part(self, start: int, end: int | None = None) -> "PieceTokens":
+        """The ids [start, end). Only the first and the last piece are copied, if they are cut."""
+        end = self._length if end is None else end
+        parts = []
+        at = 0
+        for piece in self.pieces:
+            first, last = max(0, start - at), min(len(piece), end - at)
+            if first < last:
+                parts.append(piece if last - first == len(piece) else piece[first:last])
+            at += len(piece)
+        return PieceTokens(parts)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> TokenArray: ...
+    def __getitem__(self, at: int | slice) -> int | TokenArray:
+        return self.whole()[at]
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self.pieces)
+
+    def __eq__(self, other: object) -> bool:
+        return self.whole() == other
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+
+def as_array(ids: TokenIds) -> TokenArray:
+    """Token ids as an array; `ids` itself if it is one."""
+    if isinstance(ids, PieceTokens):
+        return ids.whole()
+    return ids if isinstance(ids, TokenArray) else TokenArray(ids)
+
+
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
     """Completion tokens [start, end) were sampled under policy `version`."""
@@ -72,8 +139,8 @@ class VersionSpan:
 
 def pack_ids(ids: TokenIds) -> bytes:
     """int32 little-endian bytes of token ids."""
-    if isinstance(ids, TokenArray) and sys.byteorder == "little":
-        return ids.tobytes()
+    if isinstance(ids, TokenArray | PieceTokens) and sys.byteorder == "little":
+        return ids.tobytes() if isinstance(ids, TokenArray) else b"".join(ids.pieces)
     return np.asarray(ids, dtype="<i4").tobytes()
 
 

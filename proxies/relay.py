@@ -24,6 +24,7 @@ from harnessgym.store.bodies import split_body
 from harnessgym.store.calls import CallIntent, CallOutcome, CallStatus, RecordedCall, Segment
 from harnessgym.store.tables import new_id
 from harnessgym.tokens import TokenArray, hash_ids, spans_of
+from harnessgym.traces.forest import Forest
 from proxies.answerer import Answerer
 from proxies.call import Call, SampledTokens
 from proxies.constraints import constrained, refuse_images
@@ -300,6 +301,8 @@ class Relay:
         # The intent is queued before the task starts, so the call's outcome is behind it in the store's
         # queue.
         intended = self.recorder.intend(intent, segment if new else None, incoming.body, fresh, rows)
+        if new:
+            intended.add_done_callback(partial(_stored, policy_context.forest, segment))
         # A prompt that contains an answer proves that the harness received it.
         if parent is not None and parent.call_id not in session.acknowledged:
             session.acknowledged.add(parent.call_id)
@@ -548,6 +551,11 @@ class Relay:
             call.settle(problem=error.problem if isinstance(error, TextRefusal) else problem)
         if not isinstance(error, UpstreamError):
             log.error("Call %s failed: %s", call.id, text)
+
+
+def _stored(forest: Forest, segment: Segment, written: "Future[None]") -> None:
+    if written.exception() is None:
+        forest.stored(segment)
 
 
 def _known_break(broken: Break, rule: SideCallRule | None, fresh: AgentRow | None) -> Break:

@@ -76,7 +76,10 @@ class AuditedSegment:
     hash: str
     length: int
     ids: bytes
+    """The ids outside of `copies`."""
     logprobs: bytes | None
+    copies: list[list[Any]] | None
+    """[place, other segment, its place there, number] of ids that are stored with other segments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +178,10 @@ def calls_of(conn: Connection, session_id: str) -> list[AuditedCall]:
 
 
 def segments_of(conn: Connection, session_id: str) -> list[AuditedSegment]:
-    """Return a session's segments."""
+    """Return a session's segments in order of creation."""
     columns = (segments.c[name] for name in AuditedSegment.__dataclass_fields__)
     query = select(*columns).where(segments.c.session_id == session_id)
+    query = query.order_by(segments.c.created_at, segments.c.id)
     return [AuditedSegment(*row) for row in conn.execute(query)]
 
 

@@ -3,9 +3,10 @@
 A harness sends the whole conversation with every turn, but only what the turn adds is stored. `split_body`
 takes out the elements of the top-level list that holds the conversation, as the text that the client wrote. A
 body is kept whole if it is not such an object, or if its elements are not all separated by the same text. A
-row names the earlier body that its own begins with, and holds the hashes of the elements that follow. The
-remainder of a body (model, tools, options) is stored as a text too if it is long, so that it is stored only
-once. A body that is read comes back byte for byte: `of_call` reads one, `StoredBodies` those of a rollout.
+row names an earlier body that has some of its elements, mostly the first ones, and holds the hashes of the
+others. The remainder of a body (model, tools, options) is stored as a text too if it is long, so that it is
+stored only once. A body that is read comes back byte for byte: `of_call` reads one, `StoredBodies` those of a
+rollout.
 """
 
 import hashlib
@@ -40,6 +41,8 @@ class BaseBody:
     call_id: str
     elements: int
     """How many leading elements are shared."""
+    runs: tuple[tuple[int, int, int], ...] = ()
+    """Further elements that are shared: (index in the request, index in this body, how many), in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +50,11 @@ class SplitBody:
     """A body that was split."""
 
     parts: tuple[tuple[str, str], ...]
-    """(hash, text) of the elements that follow those of `base`, in order."""
+    """(hash, text) of the elements that `base` does not have, in order."""
     remainder: bytes
     """One header line that says where the elements go, then the body without them."""
     base: BaseBody | None = None
-    """The stored request that has the elements before `parts`."""
+    """The stored request that has the other elements."""
 
 
 def split_body(body: bytes) -> SplitBody:
@@ -143,6 +146,7 @@ def add(conn: Connection, call_id: str, direction: Direction, body: SplitBody) -
         "direction": direction,
         "base_id": None if body.base is None else body.base.call_id,
         "base_elements": 0 if body.base is None else body.base.elements,
+        "base_runs": None if body.base is None else body.base.runs or None,
         "message_hashes": [key for key, _ in body.parts],
         "remainder": remainder,
         "remainder_hash": key,
@@ -163,7 +167,7 @@ def of_call(conn: Connection, call_id: str, direction: Direction = "request") ->
     hashes: list[str] = []
     row = None
     for row in conn.execute(select(chain).order_by(chain.c.depth.desc())):
-        hashes = [*hashes[: row.base_elements], *row.message_hashes]
+        hashes = _elements_of(hashes, row.base_elements, row.message_hashes, row.base_runs or ())
     if row is None:
         return None
     texts = dict(_texts(conn, {*hashes, *([row.remainder_hash] if row.remainder_hash else [])}))
@@ -178,6 +182,7 @@ class _Row:
     base_id: str | None
     base_elements: int
     hashes: tuple[str, ...]
+    base_runs: Sequence[Sequence[int]]
     remainder: bytes
     remainder_hash: str | None
 
@@ -207,7 +212,14 @@ class StoredBodies:
         body_of = {}
         for row in conn.execute(of_rollout.where(bodies.c.direction == direction)):
             hashes = tuple(row.message_hashes)
-            rows[row.id] = _Row(row.base_id, row.base_elements, hashes, row.remainder, row.remainder_hash)
+            rows[row.id] = _Row(
+                row.base_id,
+                row.base_elements,
+                hashes,
+                row.base_runs or (),
+                row.remainder,
+                row.remainder_hash,
+            )
             body_of[row.call_id] = row.id
         wanted = {key for row in rows.values() for key in row.hashes}
         wanted |= {row.remainder_hash for row in rows.values() if row.remainder_hash is not None}
@@ -237,9 +249,22 @@ class StoredBodies:
         hashes = list(self._latest[1]) if at == self._latest[0] else []
         for name in reversed(chain):
             row = self._rows[name]
-            hashes = [*hashes[: row.base_elements], *row.hashes]
+            hashes = _elements_of(hashes, row.base_elements, row.hashes, row.base_runs)
         self._latest = (body_id, hashes)
         return hashes
+
+
+def _elements_of(
+    base: Sequence[str], leading: int, own: Sequence[str], runs: Iterable[Sequence[int]]
+) -> list[str]:
+    """Return the hashes of a body's elements: its own, and those that it shares with its base."""
+    out = list(base[:leading])
+    taken = 0
+    for at, start, count in runs:
+        between = at - len(out)
+        out += [*own[taken : taken + between], *base[start : start + count]]
+        taken += between
+    return [*out, *own[taken:]]
 
 
 def _shared(remainder: bytes) -> tuple[bytes, str | None]:

@@ -24,8 +24,8 @@ from harnessgym.store.bodies import SplitBody
 from harnessgym.store.owned_rows import parents_first
 from harnessgym.store.prepared import Prepared
 from harnessgym.store.tables import calls, segments
+from harnessgym.store.token_copies import StoredTokens, TokenCopy, own_tokens, restored
 from harnessgym.tokens import (
-    TokenArray,
     TokenIds,
     VersionSpan,
     hash_completion,
@@ -52,6 +52,8 @@ class Segment:
     ids: TokenIds
     logprobs: Sequence[float] | None = None
     """One per id for a completion; None for a prompt and for an outside model's completion."""
+    copies: tuple[TokenCopy, ...] = ()
+    """Tokens that other segments of the session have too, in order. They are stored there only."""
 
     def __post_init__(self) -> None:
         assert self.logprobs is None or self.kind == "completion"
@@ -220,17 +222,21 @@ def segments_of(conn: Connection, session_ids: Sequence[str]) -> dict[str, Segme
     """Return all segments of some sessions by id, parents before children."""
     out: dict[str, Segment] = {}
     in_order = True
-    for name, session_id, kind, parent_id, length, ids, logprobs in conn.execute(
-        _SEGMENTS, {"sessions": session_ids}
-    ):
-        in_order = in_order and (parent_id is None or parent_id in out)
-        sampled = None if logprobs is None else array("f", unpack_logprobs(logprobs).astype("=f4").tobytes())
-        out[name] = Segment(name, session_id, kind, parent_id, TokenArray.stored(ids, length, name), sampled)
+    rows = conn.execute(_SEGMENTS, {"sessions": session_ids}).all()
+    tokens = restored({row.id: StoredTokens(row.length, row.ids, row.copies) for row in rows})
+    for row in rows:
+        in_order = in_order and (row.parent_id is None or row.parent_id in out)
+        sampled = (
+            None
+            if row.logprobs is None
+            else array("f", unpack_logprobs(row.logprobs).astype("=f4").tobytes())
+        )
+        out[row.id] = Segment(row.id, row.session_id, row.kind, row.parent_id, tokens[row.id], sampled)
     if in_order:
         return out
     # Their times do not give the order where a proxy's clock was set back between two calls.
-    rows = [{"id": segment.id, "parent": segment.parent_id} for segment in out.values()]
-    return {row["id"]: out[row["id"]] for row in parents_first(rows, "parent")}
+    parents = [{"id": segment.id, "parent": segment.parent_id} for segment in out.values()]
+    return {row["id"]: out[row["id"]] for row in parents_first(parents, "parent")}
 
 
 def silences(conn: Connection, rollout_id: str) -> list[CallSilence]:
@@ -261,7 +267,8 @@ def _insert_segment(conn: Connection, segment: Segment) -> None:
             "parent_id": segment.parent_id,
             "hash": hash_ids(segment.ids),
             "length": len(segment.ids),
-            "ids": narrow_ids(segment.ids),
+            "ids": narrow_ids(own_tokens(segment.ids, segment.copies)),
+            "copies": [copy.to_json() for copy in segment.copies] or None,
             "logprobs": None if segment.logprobs is None else pack_logprobs(segment.logprobs),
             "created_at": time.time(),
         },
@@ -275,7 +282,10 @@ _CALLS = (
 )
 _SEGMENTS = (
     select(
-        *(segments.c[name] for name in ("id", "session_id", "kind", "parent_id", "length", "ids", "logprobs"))
+        *(
+            segments.c[name]
+            for name in ("id", "session_id", "kind", "parent_id", "length", "ids", "copies", "logprobs")
+        )
     )
     .where(segments.c.session_id.in_(bindparam("sessions", expanding=True)))
     .order_by(segments.c.created_at, segments.c.id)

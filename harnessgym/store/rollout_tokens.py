@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from sqlalchemy import Connection, bindparam, func, select
 
 from harnessgym.store.tables import agents, calls, rollouts, segments, sessions
-from harnessgym.tokens import FloatArray, IdArray, unpack_logprobs, widen_ids
+from harnessgym.store.token_copies import StoredTokens, restored
+from harnessgym.tokens import FloatArray, IdArray, pack_ids, unpack_logprobs, widen_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,13 @@ def segments_of(conn: Connection, rollout_id: str) -> dict[str, SegmentTokens]:
 
     Raises `TraceError` if the stored bytes of one are not its number of ids.
     """
+    rows = conn.execute(_SEGMENTS, {"rollout": rollout_id}).all()
+    tokens = restored({row.id: StoredTokens(row.length, row.ids, row.copies) for row in rows})
     out = {}
-    for name, parent_id, length, ids, blob in conn.execute(_SEGMENTS, {"rollout": rollout_id}):
-        logprobs = None if blob is None else unpack_logprobs(blob)
-        out[name] = SegmentTokens(name, parent_id, widen_ids(ids, length, name), logprobs)
+    for row in rows:
+        ids = np.frombuffer(pack_ids(tokens[row.id]), dtype="<i4")
+        logprobs = None if row.logprobs is None else unpack_logprobs(row.logprobs)
+        out[row.id] = SegmentTokens(row.id, row.parent_id, ids, logprobs)
     return out
 
 
@@ -100,7 +105,7 @@ _CALLS = (
     .order_by(sessions.c.created_at, sessions.c.id, calls.c.ordinal)
 )
 _SEGMENTS = (
-    select(*(segments.c[name] for name in ("id", "parent_id", "length", "ids", "logprobs")))
+    select(*(segments.c[name] for name in ("id", "parent_id", "length", "ids", "copies", "logprobs")))
     .join(sessions, sessions.c.id == segments.c.session_id)
     .where(sessions.c.rollout_id == bindparam("rollout"))
 )

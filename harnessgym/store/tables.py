@@ -200,6 +200,7 @@ segments = Table(
     Column("ids", LargeBinary, nullable=False),
     Column("logprobs", LargeBinary),
     _created(),
+    Column("copies", JSON(none_as_null=True)),
 )  # fmt: skip
 
 calls = Table(
@@ -255,6 +256,7 @@ bodies = Table(
     _ref("bodies", name="base_id", null=True, index=False),
     Column("base_elements", Integer, nullable=False, server_default="0"),
     Column("remainder_hash", String, ForeignKey("messages.hash")),
+    Column("base_runs", JSON(none_as_null=True)),
 )  # fmt: skip
 
 events = Table(

@@ -58,6 +58,8 @@ _SUMMARY = re.compile(
     r"|context (?:limit|window|checkpoint)|<state_snapshot>",
     re.IGNORECASE,
 )
+_ALIKE = 0.99
+"""Likeness from which on the newest conversation is the nearest one."""
 _QUOTED = 40
 """A user message that quotes an answer of at least this many characters carries it over."""
 
@@ -170,10 +172,12 @@ def _taken_over(
     """
     own = 0
     others = list[tuple[int, CallConversation, str]]()
-    for conversation in earlier:
+    changes = [_other_agent(messages, tools, conversation) for conversation in earlier]
+    if not any(changes):
+        return None
+    for conversation, changed in zip(earlier, changes, strict=True):
         answers, whole = _history(messages, conversation)
-        changed = _other_agent(messages, tools, conversation) if answers else ""
-        if not changed:
+        if not (answers and changed):
             own = max(own, answers)
         elif whole:
             others.append((answers, conversation, changed))
@@ -263,14 +267,20 @@ def _nearest(
         likeness = _likeness(messages[best], conversation.whole[best:]) if best < len(messages) else 0.0
         return likeness, list(conversation.tools) == list(tools)
 
+    # A request that only tells another time has the newest conversation as its nearest: no other need be
+    # compared.
+    if len(candidates) > 1 and rank(candidates[0]) >= (_ALIKE, True):
+        return candidates[0], best
     return max(candidates, key=rank), best
 
 
 def _leading(messages: Sequence[Message], whole: Sequence[Message]) -> int:
+    shorter = min(len(messages), len(whole))
+    # Requests of one conversation mostly hold the very same objects.
+    if tuple(messages[:shorter]) == tuple(whole[:shorter]):
+        return shorter
     pairs = zip(messages, whole, strict=False)
-    return next(
-        (at for at, (one, other) in enumerate(pairs) if not _same(one, other)), min(len(messages), len(whole))
-    )
+    return next((at for at, (one, other) in enumerate(pairs) if not _same(one, other)), shorter)
 
 
 def _likeness(message: Message, rest: Sequence[Message]) -> float:

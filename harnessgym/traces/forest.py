@@ -14,7 +14,8 @@ from harnessgym.errors import TraceError
 from harnessgym.message import Message, chain_digests
 from harnessgym.store.calls import RecordedCall, Segment
 from harnessgym.store.tables import new_id
-from harnessgym.tokens import TokenArray, hash_ids, pack_ids
+from harnessgym.tokens import PieceTokens, TokenArray, TokenIds, as_array, hash_ids, pack_ids
+from harnessgym.traces.shared_pieces import SharedPieces
 
 _CONVERSATIONS = 4
 """Number of requests that are remembered. A request that continues one of them costs only what it adds. There
@@ -85,14 +86,16 @@ class Forest:
     """Maps a completion segment to its call."""
     _answers: dict[str, str] = field(default_factory=dict)
     """Maps an answer's digest to its completion segment, the newest one if several are equal."""
-    _aliases: dict[str, str] = field(default_factory=dict)
-    """Maps the digest of a chain that ends in a replayed form of an answer to the answer's own digest."""
+    _aliases: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Maps the digest of a chain, then of the same chain with a replayed form of an answer behind it, to the
+    answer's own digest."""
     _paths: dict[int, dict[str, str]] = field(default_factory=dict)
     """Maps a path's length, then its hash, to the completion segment that it ends in."""
     _prompts: dict[tuple[str | None, str], str] = field(default_factory=dict)
     """Maps (parent, hash of ids) to a prompt segment."""
     _chains: list[_Chain] = field(default_factory=list)
     """Chains of the newest requests, newest first."""
+    _shared: SharedPieces = field(default_factory=SharedPieces)
     _walked: tuple[str, TokenArray] = ("", TokenArray())
     """The last argument and result of `ids`."""
 
@@ -117,8 +120,9 @@ class Forest:
             chain = chain_digests(chain, (message,))[0]
             # The digest goes on from the recorded answer, so the messages after a replayed form get the same
             # digests as after the exact one.
-            if message.role == "assistant" and chain not in self._answers:
-                chain = self._aliases.get(chain_digests(parent, (replay_form(message),))[0], chain)
+            forms = self._aliases.get(parent) if message.role == "assistant" else None
+            if forms is not None and chain not in self._answers:
+                chain = forms.get(chain_digests(parent, (replay_form(message),))[0], chain)
             out.append(chain)
         # Only the part before the first foreign answer may be remembered: that answer could still become one
         # of ours, if a sibling call commits it, and its digest would then change.
@@ -165,7 +169,7 @@ class Forest:
             segment_id = self._paths[length].get(digest.hexdigest(), segment_id)
         return None if segment_id is None else Attachment(self._call_of[segment_id], segment_id, 0)
 
-    def add_prompt(self, ids: Sequence[int], parent_id: str | None) -> tuple[Segment, bool]:
+    def add_prompt(self, ids: TokenIds, parent_id: str | None) -> tuple[Segment, bool]:
         """Return the prompt segment that adds `ids` after `parent_id`, and whether it is new.
 
         Equal prompts share one segment.
@@ -173,9 +177,15 @@ class Forest:
         known = self._prompts.get((parent_id, hash_ids(ids)))
         if known is not None:
             return self.segments[known], False
-        segment = Segment(new_id(), self.session_id, "prompt", parent_id, TokenArray(ids))
+        ids = ids if isinstance(ids, PieceTokens) else TokenArray(ids)
+        copies = self._shared.copies(ids)
+        segment = Segment(new_id(), self.session_id, "prompt", parent_id, ids, copies=copies)
         self._add(segment)
         return segment, True
+
+    def stored(self, segment: Segment) -> None:
+        """Note that a prompt is committed: later prompts may refer to its tokens. Any thread may call it."""
+        self._shared.add(segment)
 
     def add_completion(
         self, call_id: str, prompt_id: str, ids: Sequence[int], logprobs: Sequence[float], answer_digest: str
@@ -193,8 +203,9 @@ class Forest:
     def add_replays(self, parent_chain: str, answer: Message, answer_digest: str) -> None:
         """Also recognise an answer in its `replay_form`, with and without its reasoning."""
         form = replay_form(answer)
+        forms = self._aliases.setdefault(parent_chain, {})
         for replayed in (form, replay_form(replace(form, reasoning=""))):
-            self._aliases[chain_digests(parent_chain, (replayed,))[0]] = answer_digest
+            forms[chain_digests(parent_chain, (replayed,))[0]] = answer_digest
 
     def path(self, segment_id: str) -> list[Segment]:
         """Return the segments from the root to the given one, in order."""
@@ -214,7 +225,7 @@ class Forest:
             at = self.segments[at.parent_id] if at.parent_id is not None else None
         out = TokenArray(known if at is not None else ())
         for segment in reversed(behind):
-            out.extend(segment.ids)
+            out.extend(as_array(segment.ids))
         self._walked = (segment_id, TokenArray(out))
         return out
 

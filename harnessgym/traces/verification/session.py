@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -49,10 +50,7 @@ class SessionCheck:
         cls, conn: Connection, session: AuditedSession, versions: Mapping[str, frozenset[int]], tally: Tally
     ) -> "SessionCheck":
         """Read a session's rows and hash its paths."""
-        by_id = {
-            segment.id: replace(segment, ids=_whole_ids(segment.ids, segment.length))
-            for segment in audit.segments_of(conn, session.id)
-        }
+        by_id = _with_copies(audit.segments_of(conn, session.id))
         return cls(session, versions, audit.calls_of(conn, session.id), by_id, _hash_paths(by_id), tally)
 
     def run(self) -> None:
@@ -288,6 +286,37 @@ def _whole_ids(blob: bytes, length: int) -> bytes:
     for place in range(width):
         whole[place::4] = blob[place::width]
     return bytes(whole)
+
+
+def _with_copies(rows: Sequence[AuditedSegment]) -> dict[str, AuditedSegment]:
+    """Segments by id with all of their ids, four bytes each.
+
+    One that repeats ids of a segment that is missing, or of itself, has only its own: their number is wrong.
+    """
+    whole = dict[str, AuditedSegment]()
+    waiting = list(rows)
+    while waiting:
+        left = list[AuditedSegment]()
+        for row in waiting:
+            copies = row.copies or ()
+            own = _whole_ids(row.ids, row.length - sum(number for *_, number in copies))
+            if all(source in whole for _, source, _, _ in copies):
+                whole[row.id] = replace(row, ids=_filled(own, copies, whole))
+            else:
+                left.append(row)
+        if len(left) == len(waiting):
+            whole |= {row.id: row for row in left}
+            break
+        waiting = left
+    return whole
+
+
+def _filled(own: bytes, copies: Sequence[Sequence[Any]], whole: Mapping[str, AuditedSegment]) -> bytes:
+    """Own ids, with those of other segments put in at their places."""
+    out = bytearray(own)
+    for place, source, start, number in copies:
+        out[4 * place : 4 * place] = whole[source].ids[4 * start : 4 * (start + number)]
+    return bytes(out)
 
 
 def _hash_paths(rows: dict[str, AuditedSegment]) -> dict[str, _Path]:

@@ -178,7 +178,7 @@ REPLACED = [
     (
         "INSERT OR REPLACE INTO segments SELECT f.id, o.session_id, o.kind, o.parent_id, o.hash, o.length, "
         "o.ids, o.logprobs, "
-        "o.created_at FROM segments o, segments f WHERE f.session_id IN (SELECT id FROM sessions WHERE "
+        "o.created_at, o.copies FROM segments o, segments f WHERE f.session_id IN (SELECT id FROM sessions WHERE "
         "rollout_id = :rollout) "
         "AND o.session_id NOT IN (SELECT id FROM sessions WHERE rollout_id = :rollout) LIMIT 1"
     ),

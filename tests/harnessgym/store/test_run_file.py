@@ -1,6 +1,7 @@
 """A run in one file: across SQLite and PostgreSQL in both directions every row and every body is the same."""
 
 import asyncio
+import json
 import re
 import shutil
 import sqlite3
@@ -11,9 +12,11 @@ from sqlalchemy import create_engine, select, text, update
 
 from harnessgym.errors import SchemaError, StoreError
 from harnessgym.store import TraceStore, freezing, runs
+from harnessgym.store.calls import segments_of
 from harnessgym.store.run_file import export_run, import_run, run_of
 from harnessgym.store.tables import calls, groups, rollouts, segments
 from harnessgym.task import Task
+from harnessgym.tokens import narrow_ids
 from harnessgym.traces.verification.verify import verify
 from tests.harnessgym.cli.conftest import record
 from tests.harnessgym.store.recorded_runs import (
@@ -222,10 +225,49 @@ def test_a_target_of_another_revision_is_refused(make_url, file):
         import_run(file, url)
 
 
+def without_sharing(raw, path):
+    """Write out bodies and prompts that share parts with earlier ones in a way that earlier releases do not
+    know. Returns the columns that changed, by table and row.
+    """
+    with TraceStore.open(f"sqlite:///{path}") as store:
+        session_ids = [row[0] for row in raw.execute("SELECT id FROM sessions")]
+        known = store.read(lambda conn: segments_of(conn, session_ids))
+    bodies = {
+        row[0]: (row[1], row[2], json.loads(row[3]), json.loads(row[4] or "[]"))
+        for row in raw.execute("SELECT id, base_id, base_elements, message_hashes, base_runs FROM bodies")
+    }
+
+    def elements(body_id):
+        base_id, leading, own, runs = bodies[body_id]
+        base = elements(base_id) if base_id else []
+        out, own = base[:leading], list(own)
+        for at, start, count in runs:
+            out += [own.pop(0) for _ in range(at - len(out))] + base[start : start + count]
+        return out + own
+
+    changed = {"bodies": {}, "segments": {}}
+    for body_id in [body_id for body_id, (*_, shared) in bodies.items() if shared]:
+        written = json.dumps(elements(body_id))
+        changed["bodies"][body_id] = {"base_id": None, "base_elements": 0, "message_hashes": written}
+        raw.execute(
+            "UPDATE bodies SET base_id = NULL, base_elements = 0, message_hashes = ? WHERE id = ?",
+            (written, body_id),
+        )
+    for (segment_id,) in raw.execute("SELECT id FROM segments WHERE copies IS NOT NULL").fetchall():
+        ids = narrow_ids(known[segment_id].ids)
+        changed["segments"][segment_id] = {"ids": ids, "copies": None}
+        raw.execute("UPDATE segments SET ids = ? WHERE id = ?", (ids, segment_id))
+    assert all(changed.values())
+    return changed
+
+
 def test_a_file_of_an_earlier_release_is_migrated_in_a_copy(make_url, file, proxied):
     with closing(sqlite3.connect(file)) as raw:
         for (view,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'view'").fetchall():
             raw.execute(f"DROP VIEW {view}")
+        for (trigger,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            raw.execute(f"DROP TRIGGER {trigger}")
+        written_out = without_sharing(raw, proxied.path)
         raw.execute("DROP INDEX ix_groups_replaces")
         raw.execute("DROP INDEX ix_groups_batch")
         raw.execute("DROP INDEX ix_trained_version")
@@ -255,6 +297,8 @@ def test_a_file_of_an_earlier_release_is_migrated_in_a_copy(make_url, file, prox
             ),
             ("calls", ("policy_id",)),
             ("workers", ("policy_id",)),
+            ("segments", ("copies",)),
+            ("bodies", ("base_runs",)),
         ):
             for column in columns:
                 raw.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
@@ -265,6 +309,11 @@ def test_a_file_of_an_earlier_release_is_migrated_in_a_copy(make_url, file, prox
     rows, report, sent = contents(f"sqlite:///{proxied.path}")
     for row in rows["rollouts"].values():
         row["started_at"] = None  # which that release did not know
+    for table, changes in written_out.items():
+        for row_id, columns in changes.items():
+            rows[table][row_id].update(columns)
+    for row in rows["bodies"].values():
+        row["base_runs"] = None
     assert contents(url) == (rows, report, sent)
     assert file.read_bytes() == before
 
