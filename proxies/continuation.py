@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from harnessgym.message import Message
 from harnessgym.store.calls import Segment
-from harnessgym.tokens import TokenIds
+from harnessgym.tokens import PieceTokens, TokenIds, as_array
 from harnessgym.traces.diagnosis import Break, BreakClass, diagnose, diagnose_rendering
 from harnessgym.traces.difference import difference
 from harnessgym.traces.forest import Attachment, Forest
@@ -28,7 +28,7 @@ class Prompt:
     ids: TokenIds
     parent: Attachment | None
     """The call whose prompt + completion is a token prefix of `ids`."""
-    added: list[int]
+    added: TokenIds
     """The tokens behind the parent's."""
     broken: Break | None
 
@@ -63,7 +63,8 @@ def continue_from(
     # Otherwise by tokens: render everything and find the longest recorded path that the result begins with.
     # This also joins a client's rewording that renders to the same tokens.
     request = replace(request, messages=_without_nonces(request.messages))
-    whole = language.renderer.render(request.messages, request.tools)
+    rendered = language.renderer.render(request.messages, request.tools)
+    whole = as_array(rendered)
     parent = forest.find_prefix(whole)
     broken = None
     if attachment is not None:
@@ -77,9 +78,9 @@ def continue_from(
         broken = diagnose(request.messages, request.tools, conversations.newest_first()) or _unseen(
             chain, seen_prefixes
         )
-    return Prompt(
-        whole, parent, whole if parent is None else whole[forest.length(parent.segment_id) :], broken
-    )
+    start = 0 if parent is None else forest.length(parent.segment_id)
+    behind = rendered.part(start) if isinstance(rendered, PieceTokens) else whole[start:]
+    return Prompt(whole, parent, behind, broken)
 
 
 def _left(

@@ -57,8 +57,8 @@ class Renderer(Protocol):
     assistant turn.
     """
 
-    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
-        """The prompt for a whole conversation."""
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> TokenIds:
+        """The prompt for a whole conversation. `PieceTokens` let prompts share memory and storage."""
         ...
 
     def extend(

@@ -8,15 +8,19 @@ the byte, as reading every body by itself (`strict_json.loads_lenient` and `spli
 import hashlib
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from harnessgym.store.bodies import LISTS, BaseBody, SplitBody, split_body, text_hash
 from proxies import strict_json
 
 T = TypeVar("T")
+_UNMADE = object()
+"""Stands for what is not made so far."""
+_LAST_TURN = 4
+"""Elements that a harness adds or changes in a turn, for which no other body is looked through."""
 _CONVERSATIONS = 4
 """Number of conversations that a session remembers: sub-agents take turns."""
 
@@ -55,6 +59,8 @@ class _Conversation:
     """Hash state of the text up to the end of the last element. Copy it, never update it: others share it."""
     base: BaseBody | None = None
     """The stored body that has the first elements; None until one is known to be committed."""
+    unmade: list[int] = field(default_factory=list)
+    """Indexes of `made` of which nothing was made so far."""
 
     def shared(self, text: str) -> int:
         """The number of leading elements that another text shares, byte for byte, after the same head."""
@@ -107,6 +113,10 @@ class ReadBody(bytes):
         if name == conversation.name and name not in conversation.tail.values:
             made = conversation.made
             values = conversation.values
+            unmade = conversation.unmade
+            while unmade:
+                made[unmade[0]] = read(values[unmade[0]], unmade[0])
+                del unmade[0]
             made += [read(values[index], index) for index in range(len(made), len(values))]
             return Made(made, conversation.tallies)
         for members in (conversation.tail, conversation.head):
@@ -151,7 +161,14 @@ class BodyReader:
                 key=lambda pair: pair[1],
                 default=(None, 0),
             )
-            conversation = _continued(text, known, shared) if known is not None and shared else _begun(text)
+            changed = known is None or shared < len(known.ends)
+            others = self._known if changed else ()
+            if known is not None and shared:
+                conversation = _continued(text, known, shared, others)
+            else:
+                conversation = _begun(text, others)
+            if conversation is not None and others:
+                _share(conversation, others)
         except (ValueError, IndexError, RecursionError):
             return body
         if conversation is None:
@@ -188,8 +205,8 @@ def digest_of(body: bytes) -> str:
     return body.digest if isinstance(body, ReadBody) else hashlib.blake2b(body, digest_size=16).hexdigest()
 
 
-def _begun(text: str) -> _Conversation | None:
-    """Read a body that shares nothing with an earlier one. None if it has no list of messages."""
+def _begun(text: str, others: Sequence[_Conversation]) -> _Conversation | None:
+    """Read a body that begins otherwise than the earlier ones. None if it has no list of messages."""
     at = _skip(text, 0)
     if text[at] != "{":
         return None
@@ -201,7 +218,8 @@ def _begun(text: str) -> _Conversation | None:
             start = _skip(text, at + 1)
             head = _Members(text[:start], values)
             digest = hashlib.blake2b(head.text.encode(), digest_size=16)
-            return _finished(_Conversation(text, head, key, "", head, [], [], [], [], {}, digest), start)
+            conversation = _Conversation(text, head, key, "", head, [], [], [], [], {}, digest)
+            return _finished(conversation, start, others)
         values[key], at = strict_json.scan(text, at, 1)
         at = _skip(text, at)
         if text[at] != ",":
@@ -210,10 +228,12 @@ def _begun(text: str) -> _Conversation | None:
     return None
 
 
-def _continued(text: str, known: _Conversation, shared: int) -> _Conversation | None:
+def _continued(
+    text: str, known: _Conversation, shared: int, others: Sequence[_Conversation]
+) -> _Conversation | None:
     """Read a body whose first `shared` elements are those of a known conversation."""
     parallel = (known.values[:shared], known.ends[:shared], known.hashes[:shared], known.made[:shared])
-    base = None if known.base is None else replace(known.base, elements=min(known.base.elements, shared))
+    base = None if known.base is None else BaseBody(known.base.call_id, min(known.base.elements, shared))
     digest = known.digest
     tallies = known.tallies
     # After a branch the known digest and tallies cover elements that this body does not have.
@@ -221,13 +241,73 @@ def _continued(text: str, known: _Conversation, shared: int) -> _Conversation | 
         tallies = {}
         digest = hashlib.blake2b(text[: known.ends[shared - 1]].encode(), digest_size=16)
     conversation = _Conversation(
-        text, known.head, known.name, known.separator, known.tail, *parallel, tallies, digest, base
+        text,
+        known.head,
+        known.name,
+        known.separator,
+        known.tail,
+        *parallel,
+        tallies,
+        digest,
+        base,
+        [index for index in known.unmade if index < shared],
     )
-    return _finished(conversation, conversation.ends[-1])
+    return _finished(conversation, conversation.ends[-1], others)
 
 
-def _finished(conversation: _Conversation, at: int) -> _Conversation | None:
-    """Read the rest of the text, from the first element or from the end of a known one.
+def _share(conversation: _Conversation, others: Sequence[_Conversation]) -> None:
+    """Take from other conversations what was made of elements that they have at other places, and refer to
+    the stored body that has most of them.
+    """
+    hashes = conversation.hashes
+    made = conversation.made
+    made += [_UNMADE] * (len(hashes) - len(made))
+    known = {
+        key: (value, each)
+        for other in reversed(others)
+        for key, value, each in zip(other.hashes, other.values, other.made, strict=False)
+        if each is not _UNMADE
+    }
+    unmade = [index for index, each in enumerate(made) if each is _UNMADE]
+    for index in unmade:
+        if hashes[index] in known:
+            conversation.values[index], made[index] = known[hashes[index]]
+    conversation.unmade = [index for index in unmade if made[index] is _UNMADE]
+    own = conversation.base
+    leading = 0 if own is None else own.elements
+    best = 0
+    for other in others:
+        base = other.base
+        if base is None or (own is not None and base.call_id != own.call_id):
+            continue
+        runs = _runs(hashes, leading, other.hashes[: base.elements])
+        if (count := sum(run[-1] for run in runs)) > best:
+            best = count
+            conversation.base = BaseBody(base.call_id, leading, runs)
+        # The newest one has all but the last turn, in the usual case.
+        if best >= len(hashes) - leading - _LAST_TURN:
+            break
+
+
+def _runs(hashes: Sequence[str], first: int, base: Sequence[str]) -> tuple[tuple[int, int, int], ...]:
+    """The elements from index `first` on that a base has: (index, index in the base, how many)."""
+    places = {key: index for index, key in enumerate(base)}
+    runs = list[tuple[int, int, int]]()
+    for index in range(first, len(hashes)):
+        place = places.get(hashes[index])
+        if place is None:
+            continue
+        at, start, count = runs[-1] if runs else (0, 0, 0)
+        if count and (index, place) == (at + count, start + count):
+            runs[-1] = (at, start, count + 1)
+        else:
+            runs.append((index, place, 1))
+    return tuple(runs)
+
+
+def _finished(conversation: _Conversation, at: int, others: Sequence[_Conversation]) -> _Conversation | None:
+    """Read the rest of the text, from the first element or from the end of a known one. What follows an
+    element in another conversation is not read again.
 
     None if it cannot be split: its separators differ or an element is not an object, array or string.
     """
@@ -253,6 +333,8 @@ def _finished(conversation: _Conversation, at: int) -> _Conversation | None:
         conversation.values.append(value)
         conversation.hashes.append(text_hash(text[at:end]))
         ends.append(end)
+        for other in others:
+            _take_over(conversation, other)
     # The state is shared with the conversation that this one continues, so it is copied first.
     conversation.digest = conversation.digest.copy()
     conversation.digest.update(text[begin : ends[-1]].encode())
@@ -261,6 +343,28 @@ def _finished(conversation: _Conversation, at: int) -> _Conversation | None:
     if text[ends[-1] :] != conversation.tail.text:
         conversation.tail = _tail(text, ends[-1])
     return conversation
+
+
+def _take_over(conversation: _Conversation, other: _Conversation) -> None:
+    """Add the elements that follow the last one in another conversation too, byte for byte."""
+    text = conversation.text
+    ends = conversation.ends
+    behind = len(ends)
+    if behind >= len(other.ends) or (behind > 1 and conversation.separator != other.separator):
+        return
+    begin = other.ends[behind - 1]
+
+    def differs(end: int) -> bool:
+        return not text.startswith(other.text[begin:end], ends[behind - 1])
+
+    if differs(other.ends[behind]):
+        return
+    until = bisect_left(other.ends, 1, behind, key=differs)
+    conversation.separator = other.separator
+    conversation.made += [_UNMADE] * (behind - len(conversation.made)) + other.made[behind:until]
+    conversation.values += other.values[behind:until]
+    conversation.hashes += other.hashes[behind:until]
+    ends += [end + ends[behind - 1] - begin for end in other.ends[behind:until]]
 
 
 def _tail(text: str, start: int) -> _Members:
@@ -295,9 +399,13 @@ def _split(conversation: _Conversation) -> SplitBody:
     base = conversation.base
     start = len(conversation.head.text)
     gap = len(conversation.separator)
-    stored = 0 if base is None else base.elements
-    starts = [start if index == 0 else ends[index - 1] + gap for index in range(stored, len(ends))]
-    parts = tuple((hashes[index], text[at : ends[index]]) for index, at in enumerate(starts, stored))
+    new = set(range(0 if base is None else base.elements, len(ends)))
+    for at, _, count in () if base is None else base.runs:
+        new.difference_update(range(at, at + count))
+    parts = tuple(
+        (hashes[index], text[ends[index - 1] + gap if index else start : ends[index]])
+        for index in sorted(new)
+    )
     header = json.dumps([start, conversation.separator])
     return SplitBody(parts, f"{header}\n{text[:start]}{text[ends[-1] :]}".encode(), base)
 

@@ -9,12 +9,13 @@ word.
 
 import asyncio
 import json
+import random
 import re
 import resource
 import sys
 import time
 from dataclasses import asdict, dataclass, field
-from typing import cast
+from typing import Literal, cast
 
 import uvloop
 
@@ -22,6 +23,22 @@ from benchmarks.proxy.answers import LONG, scripts
 
 _CONTENT = re.compile(rb'"content": ?"((?:[^"\\]|\\.)*)"')
 _SYSTEM = "You look things up and say what you find. " * 25
+
+Shape = Literal["short", "held", "rebuilt"]
+"""short: every turn adds a line, as little as a harness can.
+held: what an agent reads grows from turn to turn, to prompts of 67,000 tokens at the 50th and of 18,000 on
+average.
+rebuilt: the same, and the system text tells the time, so no prompt continues an earlier one."""
+_WORDS = re.findall(
+    r"\w+",
+    "the file has a test that fails when its value is none so return an empty list for every path and line "
+    "where the parser reads an error before the last block of text was found in this part",
+)
+_LETTERS_PER_TOKEN = 1.58
+"""Of the shipped policy's tokenizer, in such texts."""
+_HELD_TOKENS, _HELD_TURNS, _GROWTH = 61_500, 50, 3.03
+"""The results of so many turns have so many tokens together, if those of the first t are in proportion to
+t ** growth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +51,7 @@ class Load:
     """One session each, all at once."""
     turns: int
     stream: bool
+    shape: Shape = "short"
     key: str = "none"
     """API key; our sessions have theirs in the path."""
     curve: bool = False
@@ -136,10 +154,11 @@ def said(response: bytes) -> str:
 class Session:
     """One conversation."""
 
-    def __init__(self, load: Load, path: str, result: Result, known: frozenset[str]) -> None:
+    def __init__(self, load: Load, number: int, path: str, result: Result, known: frozenset[str]) -> None:
         self._load, self._result, self._known = load, result, known
+        self._random = random.Random(number)
         self._head = f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {load.key}\r\ncontent-type: application/json\r\n"
-        self._messages = [json.dumps({"role": "system", "content": _SYSTEM}), self._user(-1)]
+        self._messages = [self._system(-1), self._user(-1)]
 
     async def run(self) -> None:
         """All its turns."""
@@ -157,6 +176,7 @@ class Session:
                 self._result.wrong.append(text[:300] or repr(response[-600:]))
                 break
             self._messages += [json.dumps({"role": "assistant", "content": text}), self._user(turn)]
+            self._messages[0] = self._system(turn)
             if self._load.curve:
                 self._time_parse(body)
             if self._load.paced:
@@ -173,11 +193,24 @@ class Session:
         self._result.parses.append(time.perf_counter() - begun)
         self._result.bodies.append(len(body))
 
-    @staticmethod
-    def _user(turn: int) -> str:
+    def _system(self, turn: int) -> str:
+        rebuilt = self._load.shape == "rebuilt"
+        clock = f"It is {turn // 60 + 9:02}:{turn % 60:02}. " if rebuilt else ""
+        return json.dumps({"role": "system", "content": clock + _SYSTEM})
+
+    def _user(self, turn: int) -> str:
         value = turn * 7919 % 1000
         text = f"Result {turn}: the file was read, its value is {value}. Now find the next key and tell me what it holds."
+        if self._load.shape != "short":
+            text = f"{text}\n{self._read(turn)}"
         return json.dumps({"role": "user", "content": text})
+
+    def _read(self, turn: int) -> str:
+        """What the agent reads in a turn. Texts of two sessions, or of two turns, are not alike."""
+        before, after = (((turn + more) / _HELD_TURNS) ** _GROWTH for more in (1, 2))
+        letters = int(_HELD_TOKENS * (after - before) * _LETTERS_PER_TOKEN)
+        words = self._random.choices(_WORDS, k=letters // 4)
+        return " ".join(words)[:letters]
 
 
 async def ask_tokens(load: Load, result: Result) -> None:
@@ -215,7 +248,7 @@ async def run(load: Load) -> Result:
     """All sessions at once."""
     result = Result()
     known = frozenset(script.text for script in (scripts(LONG, 1) if load.paced else scripts()))
-    sessions = [Session(load, path, result, known) for path in load.paths]
+    sessions = [Session(load, number, path, result, known) for number, path in enumerate(load.paths)]
     usage, begun = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     if load.prompts:
         await ask_tokens(load, result)

@@ -190,7 +190,7 @@ class _Adapter:
         self.eos_token_id = renderer.tokenizer.token_to_id(renderer.tokens.get("eos_token", ""))
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return tokenised(text, self._with_special_tokens if add_special_tokens else self._plain)
+        return list(tokenised(text, self._with_special_tokens if add_special_tokens else self._plain))
 
     def _plain(self, text: str) -> list[int]:
         return encode_text(self._tokenizer, text)

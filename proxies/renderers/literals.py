@@ -15,7 +15,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from proxies.renderers.long_texts import encode_text, tokenised
+from harnessgym.tokens import PieceTokens
+from proxies.renderers.long_texts import LONG, encode_text, tokenised
+from proxies.renderers.pieces import Pieces
 
 
 class Literals:
@@ -35,6 +37,7 @@ class Literals:
         self._mark = f"q{secrets.token_hex(8)}q"
         """Random: no client can know it, so none can forge it."""
         self._text_only: Tokenizer | None = None
+        self._pieces = Pieces(tokenizer, self._piece)
 
     def mark(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Messages or tools for a template, with a mark inside every control token that they quote."""
@@ -47,11 +50,17 @@ class Literals:
         """The text without marks."""
         return text.replace(self._mark, "")
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> PieceTokens:
         """The tokens of a text, in which marked control tokens are plain text. May raise `LongText`."""
+        pieces = self._pieces.cut(text)
+        if len(text) < LONG or self._pieces.unknown(pieces) < LONG:
+            return self._pieces.tokens(pieces)
         return tokenised(text, self._whole)
 
-    def _whole(self, text: str) -> list[int]:
+    def _whole(self, text: str) -> PieceTokens:
+        return self._pieces.tokens(self._pieces.cut(text))
+
+    def _piece(self, text: str) -> list[int]:
         if self._any is None or self._mark not in text:
             return self._encode(text)
         out: list[int] = []

@@ -15,14 +15,15 @@ while True:
 ```
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar, Token
 from types import TracebackType
+from typing import TypeVar, cast
 
 from tokenizers import Tokenizer
 
 LONG = 16_384
-"""Characters from which a text is long. As many take about 5 ms."""
+"""Characters from which a text is long. As many take about 4 ms."""
 
 _PIECE = 1 << 18
 """Characters that are tokenised at a time, to see whether a text is far too long."""
@@ -31,7 +32,8 @@ _LEAST_CHARACTERS = 8
 _MARGIN = 1.1
 """A text that is tokenised in pieces may have a few tokens more than as a whole."""
 
-Encode = Callable[[str], list[int]]
+Encode = Callable[[str], Sequence[int]]
+T = TypeVar("T", bound=Sequence[int])
 
 
 class TooManyTokens(Exception):
@@ -51,7 +53,7 @@ class LongText(Exception):
         self.text = text
         self.encoding = encode
 
-    def encode(self, most: int) -> list[int]:
+    def encode(self, most: int) -> Sequence[int]:
         """The tokens of the text. Other threads run meanwhile.
 
         Raises `TooManyTokens` if there are surely more than `most`. A text that is far too long is not read
@@ -70,19 +72,18 @@ class KnownTokens:
     """The tokens of one request's long texts. As a context it makes `tokenised` look here."""
 
     def __init__(self) -> None:
-        self._tokens: dict[tuple[Encode, str], list[int]] = {}
+        self._tokens: dict[tuple[Encode, str], Sequence[int]] = {}
         self._reset: Token[KnownTokens | None] | None = None
         self.complete = False
         """Whether texts that are not known are tokenised at once, however long."""
 
-    def add(self, long: LongText, ids: list[int]) -> None:
+    def add(self, long: LongText, ids: Sequence[int]) -> None:
         """Add the tokens of a text."""
         self._tokens[long.encoding, long.text] = ids
 
-    def get(self, text: str, encode: Encode) -> list[int] | None:
-        """The tokens of a text, a new list; None if they are not known."""
-        ids = self._tokens.get((encode, text))
-        return None if ids is None else list(ids)
+    def get(self, text: str, encode: Callable[[str], T]) -> T | None:
+        """The tokens of a text, which must not be changed; None if they are not known."""
+        return cast("T | None", self._tokens.get((encode, text)))
 
     def __enter__(self) -> None:
         self._reset = _KNOWN.set(self)
@@ -97,8 +98,8 @@ class KnownTokens:
 _KNOWN: ContextVar[KnownTokens | None] = ContextVar("known tokens", default=None)
 
 
-def tokenised(text: str, encode: Encode) -> list[int]:
-    """`encode(text)`.
+def tokenised(text: str, encode: Callable[[str], T]) -> T:
+    """`encode(text)`. The caller must not change the result.
 
     Raises `LongText` for a long text whose tokens must be known, but are not: see `KnownTokens`.
     """
@@ -113,9 +114,8 @@ def tokenised(text: str, encode: Encode) -> list[int]:
 
 
 def encode_text(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
-    """The tokens of a text. For a long one the interpreter's lock is released meanwhile."""
-    if len(text) < LONG:
-        return list(tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-    # Of the tokenizer's methods, only those for batches release the lock.
+    """The tokens of a text. The interpreter's lock is released meanwhile."""
+    # Of the tokenizer's methods, only those for batches release the lock. This one also leaves out offsets,
+    # which takes a quarter less time.
     (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     return list(encoded.ids)

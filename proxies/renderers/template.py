@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from harnessgym.errors import PolicyError
 from harnessgym.message import Message, ToolCall, ToolSpec, context_digest
+from harnessgym.tokens import PieceTokens
 from proxies.detokenizer import TokenTable
 from proxies.dialect import Problem, RequestProblem
 from proxies.renderers.literals import Literals
@@ -147,7 +148,7 @@ class TemplateRenderer:
         renderer.stop_token_ids = tuple(sorted({*renderer.stop_token_ids, *more}))
         return renderer
 
-    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> PieceTokens:
         """The prompt. Raises `RequestProblem` for a conversation that the template refuses."""
         try:
             return self._literals.encode(self._marked(messages, tools))
@@ -180,7 +181,7 @@ class TemplateRenderer:
             return None
         # Encoded after the end of turn: an added token splits the text, so what comes before it cannot
         # change the tokens of the suffix.
-        encoded = self._literals.encode(self.decode([end]) + suffix)
+        encoded = list(self._literals.encode(self.decode([end]) + suffix))
         if encoded[:1] != [end]:
             return None
         # A turn may end in the token that also opens the next turn; it must not be written twice.
@@ -205,7 +206,9 @@ class TemplateRenderer:
         except (TemplateError, TypeError, ValueError):
             return None
         turn_text, separator, _ = whole.removeprefix(prompt).rpartition(end)
-        return self._literals.encode(turn_text + end) if separator and whole.startswith(prompt) else None
+        if not separator or not whole.startswith(prompt):
+            return None
+        return list(self._literals.encode(turn_text + end))
 
     def text(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, generate: bool = True
@@ -225,7 +228,7 @@ class TemplateRenderer:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of text, without special tokens added. May raise `LongText`."""
-        return tokenised(text, self._encode)
+        return list(tokenised(text, self._encode))
 
     def _encode(self, text: str) -> list[int]:
         return encode_text(self.tokenizer, text)

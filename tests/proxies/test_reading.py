@@ -36,6 +36,9 @@ def talks(draw: st.DrawFn) -> list[bytes]:
     for _ in range(draw(st.integers(1, 5))):
         elements = elements[: draw(st.integers(0, len(elements)))] if draw(st.booleans()) else elements
         elements = [*elements, *draw(st.lists(ELEMENT, max_size=3))]
+        if elements and draw(st.booleans()):
+            changed = draw(st.integers(0, len(elements) - 1))
+            elements = [*elements[:changed], *draw(st.lists(ELEMENT, max_size=2)), *elements[changed + 1 :]]
         if draw(st.integers(0, 4)) == 0:
             after = draw(OTHERS)
         body = {**before, name: elements, **after}
@@ -63,9 +66,16 @@ class Stored:
         """Hashes of all elements of a body, from what is written of it and what was written before."""
         split = split_of(read)
         self.texts.update(split.parts)
-        before = [] if split.base is None else self.hashes[split.base.call_id][: split.base.elements]
-        self.hashes[call_id] = [*before, *(key for key, _ in split.parts)]
-        return self.hashes[call_id]
+        own = [key for key, _ in split.parts]
+        hashes = own
+        if split.base is not None:
+            base = self.hashes[split.base.call_id]
+            hashes = base[: split.base.elements]
+            for at, start, count in split.base.runs:
+                hashes += [own.pop(0) for _ in range(at - len(hashes))] + base[start : start + count]
+            hashes += own
+        self.hashes[call_id] = hashes
+        return hashes
 
 
 def done(error: Exception | None = None) -> "Future[None]":

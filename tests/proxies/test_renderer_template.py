@@ -72,7 +72,7 @@ def shipped() -> TemplateRenderer:
 
 
 def test_prompt_ends_with_the_generation_prompt(shipped: TemplateRenderer) -> None:
-    ids = shipped.render(ASKED, TOOLS)
+    ids = list(shipped.render(ASKED, TOOLS))
     assert shipped.decode(ids).endswith(
         "<|im_start|>user\nWhat is the price?<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -85,7 +85,7 @@ def test_prompt_ends_with_the_generation_prompt(shipped: TemplateRenderer) -> No
 )
 def test_a_canonical_continuation_is_what_the_template_writes(template: str) -> None:
     r = renderer(template)
-    conversation, ids = list(ASKED), r.render(ASKED, TOOLS)
+    conversation, ids = list(ASKED), list(r.render(ASKED, TOOLS))
     turns = [
         (
             f"Looking.\n{CALL}\n{CALL}",
@@ -108,7 +108,7 @@ def test_a_canonical_continuation_is_what_the_template_writes(template: str) -> 
 
 def test_sampled_reasoning_stays_where_the_template_would_strip_it() -> None:
     r = renderer(STRIPPING)
-    ids = r.render(ASKED, ())
+    ids = list(r.render(ASKED, ()))
     sampled = sample(r, "<think>\nhm\n</think>\n\n47<|im_end|>")
     added = r.extend(ids + sampled, [Message("user", "Sure?")], ())
     assert added is not None
@@ -118,7 +118,7 @@ def test_sampled_reasoning_stays_where_the_template_would_strip_it() -> None:
 
 
 def test_a_turn_that_was_cut_off_is_not_continued(shipped: TemplateRenderer) -> None:
-    ids = shipped.render(ASKED, TOOLS)
+    ids = list(shipped.render(ASKED, TOOLS))
     new = [Message("user", "Go on.")]
     assert shipped.extend(ids + sample(shipped, "4"), new, TOOLS) is None
     assert shipped.extend([], new, TOOLS) is None
@@ -131,13 +131,13 @@ def test_a_turn_that_was_cut_off_is_not_continued(shipped: TemplateRenderer) -> 
 )
 def test_a_template_that_looks_back_is_not_continued(template: str) -> None:
     r = renderer(template)
-    ids = r.render(ASKED, TOOLS) + sample(r, "47<|im_end|>")
+    ids = list(r.render(ASKED, TOOLS)) + sample(r, "47<|im_end|>")
     assert r.extend(ids, [Message("user", "Sure?")], TOOLS) is None
 
 
 def test_a_suffix_that_shows_tools_is_rendered_with_them() -> None:
     r = renderer(REMINDING)
-    ids = r.render(ASKED, TOOLS) + sample(r, "47<|im_end|>")
+    ids = list(r.render(ASKED, TOOLS)) + sample(r, "47<|im_end|>")
     for text in ("Sure?", "Really?"):
         added = r.extend(ids, [Message("user", text)], TOOLS)
         assert added is not None
@@ -151,9 +151,9 @@ def test_an_end_of_turn_that_swallows_whitespace_continues_as_a_whole_prompt_wou
     r = TemplateRenderer(Tokenizer.from_str(json.dumps(raw)), CHATML, {"eos_token": "<|im_end|>"})
     conversation = [*ASKED, Message("assistant", "47"), Message("user", "Sure?")]
     sampled = sample(r, "47<|im_end|>")
-    added = r.extend(r.render(ASKED, ()) + sampled, [Message("user", "Sure?")], ())
+    added = r.extend(list(r.render(ASKED, ())) + sampled, [Message("user", "Sure?")], ())
     assert added is not None
-    assert r.render(ASKED, ()) + sampled + added == r.render(conversation, ())
+    assert list(r.render(ASKED, ())) + sampled + added == r.render(conversation, ())
 
 
 def test_a_template_that_refuses_is_the_clients_problem() -> None:
