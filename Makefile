@@ -27,8 +27,9 @@ test: $(VENV)/installed-dev  ## the whole test suite
 	$(BIN)/python -m pytest -m "not soak" --numprocesses 3 --dist loadfile --no-loadscope-reorder || \
 		{ [ $$? -eq 1 ] && $(BIN)/python -m pytest -m "not soak" --last-failed --last-failed-no-failures none --flakes; }
 
-harnesses: $(VENV)/installed-dev  ## install the real agents (2.5 GB, needs npm), run them all, write docs/harnesses.md
+harnesses: $(VENV)/installed-dev  ## install the real agents, SDKs and frameworks (6.5 GB, needs npm and a JDK), run them all, write docs/harnesses.md
 	$(BIN)/harnessgym install
+	$(BIN)/python -m tests.suites.clients.report
 	$(BIN)/python -m tests.suites.harnesses.report
 
 vllm: $(VENV)/installed-dev  ## install vLLM for CPUs (3.4 GB) and run the tests against it

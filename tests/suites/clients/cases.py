@@ -40,6 +40,10 @@ class Case:
     """Side calls among them."""
     streamed: int | None = None
     """Calls that are streamed, if not all or none are."""
+    branches: int = 1
+    """More where the client itself rewrites the history."""
+    breaks: Mapping[str, int] = field(default_factory=dict)
+    """Why calls of the policy begin a branch, beside those of side calls."""
     side_calls: tuple[SideCallRule, ...] = ()
 
     @property
@@ -71,11 +75,12 @@ class Client:
         return PROGRAMS / self.program
 
 
-def _python(name: str, version: str, *requirements: str) -> PythonProgram:
+def python_program(name: str, version: str, *requirements: str) -> PythonProgram:
+    """A client from PyPI, in an environment of its own."""
     return PythonProgram(_CONFIG, name, version, requirements)
 
 
-def _both(protocols: Sequence[str], **same: object) -> tuple[Case, ...]:
+def both(protocols: Sequence[str], **same: object) -> tuple[Case, ...]:
     """A case of each protocol, plain and streamed."""
     return tuple(
         Case(f"{protocol} {'streamed' if streams else 'plain'}", protocol, streams, **same)  # type: ignore[arg-type]
@@ -96,9 +101,9 @@ def _npm(folder: str, *packages: str) -> InstallStep:
     )
 
 
-_PYDANTIC = _python("pydantic_ai", "2.68.0", "pydantic-ai-slim[openai,anthropic,google]==2.68.0")
-_CLAUDE = _python("claude_agent_sdk", "0.2.189", "claude-agent-sdk==0.2.189")
-_AIDER = _python("aider", "0.86.2", "aider-chat==0.86.2")
+_PYDANTIC = python_program("pydantic_ai", "2.68.0", "pydantic-ai-slim[openai,anthropic,google]==2.68.0")
+_CLAUDE = python_program("claude_agent_sdk", "0.2.189", "claude-agent-sdk==0.2.189")
+_AIDER = python_program("aider", "0.86.2", "aider-chat==0.86.2")
 _AGENTS = OpenAIAgents(OpenAIAgentsConfig())
 _COMMIT = rules_of(['{name = "commit", no_tools = true, system_pattern = "commit message"}'])
 _TOOL_CASES = tuple(
@@ -114,7 +119,7 @@ CLIENTS = (
         "vercel_ai_sdk.mjs",
         lambda: [_npm(_NODE, f"node@{NODE}"), _npm(_VERCEL, *_VERCEL_PACKAGES)],
         (f"{_NODE}/node_modules/node/bin/node",),
-        _both(("chat", "responses", "messages", "gemini")),
+        both(("chat", "responses", "messages", "gemini")),
         args=(_VERCEL,),
     ),
     Client(
@@ -123,7 +128,7 @@ CLIENTS = (
         "pydantic_ai_agents.py",
         _PYDANTIC.install,
         (_PYDANTIC.python,),
-        _both(("chat", "responses", "messages", "gemini")),
+        both(("chat", "responses", "messages", "gemini")),
     ),
     Client(
         "claude_agent_sdk",
@@ -163,16 +168,17 @@ CLIENTS = (
     ),
     Client(
         "java_http_client",
-        "of the JDK",
+        "the machine's JDK",
         "JavaConversation.java",
         list,
         ("java", "-XX:TieredStopAtLevel=1"),
-        (Case("plain", "chat"), Case("streamed", "chat", True, streamed=1)),
+        (Case("chat plain", "chat"), Case("chat streamed", "chat", True, streamed=1)),
         needs="java",
     ),
 )
 
 PARTS: Mapping[str, Part] = {
+    "answer_by_tool": (_LOOK, Move("I know.", (Use(("final_answer",), {"answer": FOUND}),))),
     "find": (_LOOK, Move(FOUND)),
     "bash": (Move("I look around.", (Use(("Bash",), {"command": "echo 47"}),)), Move(DONE)),
     "shell": (Move("", (Use(("shell",), {"commands": ["echo 47", "exit 3"]}),)), Move(FOUND)),

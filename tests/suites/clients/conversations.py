@@ -24,20 +24,21 @@ from harnessgym.wrapping.wrap import surroundings_of
 from proxies.app import Proxy, ProxySettings
 from proxies.renderers.template import TemplateRenderer
 from proxies.upstreams.scripted import ScriptedUpstream
-from tests.suites.clients.cases import EVIDENCE, PARTS, Case, Client
+from tests.suites.clients.cases import EVIDENCE, FOUND, PARTS, Case, Client
 from tests.suites.harnesses.actor import Actor
 from tests.suites.harnesses.observed import facts_of
 from tests.suites.harnesses.run import POLICY, language
 
 _KEY = "control-key"
 _WAIT_S = 180.0
-_RESULT = re.compile(r"<tool_response>(.*?)</tool_response>", re.DOTALL)
+_RESULT = re.compile(r"(?:<tool_response>|Observation:)(.*?)(?:</tool_response>|<\|im_end\|>)", re.DOTALL)
+"""What a tool gave; smolagents tells it in the user's words."""
 _EDIT = "hello.txt\n```\n<<<<<<< SEARCH\n=======\nhello\n>>>>>>> REPLACE\n```\n"
 _SETTLED = {"delivered", "acknowledged"}
 
 
 class Policy(Actor):
-    """Plays the parts, and what aider asks for: an edit in its own markup, and a commit message.
+    """Plays the parts, and what has no tools: aider's edit and commit message, and smolagents' code.
 
     It ends a part as planned only if the tool's result reached it.
     """
@@ -47,9 +48,14 @@ class Policy(Actor):
             return "<think>\nShort.\n</think>\n\nAdd hello.txt"
         if "*SEARCH/REPLACE block*" in text:
             return f"<think>\nA new file.\n</think>\n\n{_EDIT}"
+        if "[[code]]" in text:
+            code = f'final_answer("{FOUND}")' if "a is 47" in text else 'print(find("a"))'
+            return f"<think>\nCode.\n</think>\n\nThought: I write code.\n<code>\n{code}\n</code>"
         answer = super()._answer(text)
-        results = _RESULT.findall(text)
-        lacking = [said for said, word in EVIDENCE.items() if said in answer and word not in "".join(results)]
+        results = "".join(_RESULT.findall(text))
+        if "Nothing to add." in answer and EVIDENCE[FOUND] in results:  # AutoGen reflects without tools
+            return answer.replace("Nothing to add.", FOUND)
+        lacking = [said for said, word in EVIDENCE.items() if said in answer and word not in results]
         return "The tool did not tell." if lacking else answer
 
 
@@ -92,9 +98,9 @@ def complaints(seen: Conversation, case: Case) -> list[str]:
         f"calls are of the kinds {dict(seen.kinds)}": dict(seen.kinds)
         == {"policy": case.calls - case.side, **side},
         f"it has {seen.agents} agents": seen.agents == 1,
-        f"it has {seen.rows} branches": seen.rows == 1,
+        f"it has {seen.rows} branches": seen.rows == case.branches,
         f"it breaks off: {dict(seen.breaks)}": dict(seen.breaks)
-        == ({"sub_agent": case.side} if case.side else {}),
+        == {**case.breaks, **({"sub_agent": case.side} if case.side else {})},
         f"excluded are {dict(seen.excluded)}": set(seen.excluded) == ({"side_call"} if case.side else set()),
         f"{seen.trained} trained + {dict(seen.excluded)} are not {seen.sampled}": seen.trained
         + sum(seen.excluded.values())

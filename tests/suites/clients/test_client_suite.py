@@ -3,6 +3,7 @@ store.
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 
 from tests.suites.clients.cases import CLIENTS, Case, Client
 from tests.suites.clients.conversations import Conversation, complaints, play
+from tests.suites.clients.frameworks import FRAMEWORKS
+from tests.suites.clients.report import FIGURES, PAGE, section
 from tests.suites.harnesses.run import TOKENIZER_STEPS, prepared
 
 pytestmark = pytest.mark.anyio
@@ -68,6 +71,19 @@ async def test_a_real_client_is_answered_and_recorded_as_one_branch(
         )
     seen = (await played[client.name])[client.cases.index(case)]
     assert complaints(seen, case) == [], seen
+
+
+def test_the_page_shows_these_clients_at_these_versions() -> None:
+    """After a change of a version or a case: `python -m tests.suites.clients.report`."""
+    figures = json.loads(FIGURES.read_text())
+    shown = {(each["client"], each["version"], each["case"], each["in_ci"]) for each in figures}
+    expected = {
+        (client.name, client.version, case.name, client in CLIENTS)
+        for client in (*CLIENTS, *FRAMEWORKS)
+        for case in client.cases
+    }
+    assert shown == expected
+    assert section() in PAGE.read_text()
 
 
 CASE = Case("plain", "chat", calls=3, side=1)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from tests.suites.clients.report import section
 from tests.suites.harnesses.observed import Observed, complaints
 from tests.suites.harnesses.run import prepare, run
 from tests.suites.harnesses.scenarios import ABLATION, SCENARIOS, Scenario
@@ -42,7 +43,7 @@ Installing: `harnessgym.harnesses.installation.install(harness.install(), folder
 *Branches* are rows for the trainer: one per agent, as long as nobody rewrites the history. Tokens are those the policy
 sampled. *Breaks* are calls that could not continue the tokens of an earlier one, by the stored class.
 
-## Trees of agents
+{clients}## Trees of agents
 
 What `harnessgym traces tree ROLLOUT --events` prints of such a run. It is derived from the requests and answers that
 passed the proxy, and from nothing else. Where a harness names its agents in headers, that is the evidence; elsewhere it is
@@ -157,7 +158,9 @@ def main() -> None:
         name: _table(_COLUMNS[name], [item for item in kept if item[0].plan == name])
         for name in ("task", "faults", "torn", "long")
     }
-    (_DOCS / "harnesses.md").write_text(_MADE + _HARNESSES.format(**plans, trees=_trees(kept)))
+    (_DOCS / "harnesses.md").write_text(
+        _MADE + _HARNESSES.format(**plans, trees=_trees(kept), clients=section())
+    )
     keep, ablation = _table(_COLUMNS["keep"], kept), _compare(kept, rendered)
     (_DOCS / "fidelity.md").write_text(_MADE + _FIDELITY.format(keep=keep, ablation=ablation))
 
