@@ -21,6 +21,7 @@ _CONFIG = ProgramConfig()
 FOUND = "It is 47."
 DONE = "It is done."
 WRITTEN = "It is written."
+NO_IMAGES = "This model does not support image input: it reads text only."
 _LOOK = Move("I look it up.", (Use(("find",), {"key": "a"}),), thought="A tool knows that.")
 
 
@@ -111,6 +112,10 @@ _TOOL_CASES = tuple(
     for tool, answer in (("shell", FOUND), ("local_shell", FOUND), ("apply_patch", WRITTEN))
     for streams in (False, True)
 )
+_SCREENS = tuple(
+    Case(f"computer {way}", "responses", way == "streamed", "computer", NO_IMAGES, calls=1)
+    for way in ("plain", "streamed")
+)
 
 CLIENTS = (
     Client(
@@ -119,7 +124,7 @@ CLIENTS = (
         "vercel_ai_sdk.mjs",
         lambda: [_npm(_NODE, f"node@{NODE}"), _npm(_VERCEL, *_VERCEL_PACKAGES)],
         (f"{_NODE}/node_modules/node/bin/node",),
-        both(("chat", "responses", "messages", "gemini")),
+        (*both(("chat", "responses", "messages", "gemini")), *_TOOL_CASES, *_SCREENS),
         args=(_VERCEL,),
     ),
     Client(
@@ -145,17 +150,18 @@ CLIENTS = (
         "aider_commits.py",
         _AIDER.install,
         (_AIDER.python,),
-        (
+        tuple(
             Case(
-                "edit streamed",
+                f"edit {way}",
                 "chat",
-                True,
+                way == "streamed",
                 "edit",
                 "hello: Add hello.txt",
                 side=1,
-                streamed=1,
+                streamed=streamed,
                 side_calls=_COMMIT,
-            ),
+            )
+            for way, streamed in (("plain", 0), ("streamed", 1))
         ),
     ),
     Client(
@@ -186,6 +192,7 @@ PARTS: Mapping[str, Part] = {
         Move("", (Use(("local_shell",), {"command": ["echo", "47"], "timeout_ms": None}),)),
         Move(FOUND),
     ),
+    "computer": (Move("", (Use(("computer",), {"actions": [{"type": "screenshot"}]}),)),),
     "apply_patch": (
         Move("", (Use(("apply_patch",), {"type": "create_file", "path": "a.txt", "diff": "+hello\n"}),)),
         Move(WRITTEN),

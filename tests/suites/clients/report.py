@@ -44,7 +44,9 @@ those that every run of the tests plays (`tests/suites/clients`); the others are
   it begins a branch.
 - **claude-agent-sdk** asks for a title first: a side call, known by its traffic. **aider** asks for a commit message, which
   `--side-call '{{name = "commit", no_tools = true, system_pattern = "commit message"}}'` makes one.
-- **The OpenAI Agents SDK** runs `shell`, `local_shell` and `apply_patch` itself, see [the proxy](proxy.md#protocols).
+- **Vercel's AI SDK** and **the OpenAI Agents SDK** run `shell`, `local_shell` and `apply_patch` themselves, and Vercel's `computer`
+  too, see [the proxy](proxy.md#protocols). The call of `computer` is answered; the screenshot is refused, because the policy reads
+  text.
 - **Java's HTTP client** offers HTTP/2 with every request.
 
 """
