@@ -1,8 +1,8 @@
 """Writes calls to the store, and decides which writes are waited for.
 
-A call's intent is queued before the engine is asked. Its outcome is awaited before the harness can act on the
-answer. Delivery notes are not awaited: they share a later transaction. What is recorded about
-a call is defined in `harnessgym.store.calls`: `CallIntent` and `CallOutcome`.
+A call's intent is queued before the engine is asked, and written within 10 ms. Its outcome is awaited before
+the harness can act on the answer. Delivery notes are not awaited: they share a later transaction. What is
+recorded about a call is defined in `harnessgym.store.calls`: `CallIntent` and `CallOutcome`.
 """
 
 import asyncio
@@ -24,8 +24,12 @@ from proxies.reading import ReadBody, split_of
 
 T = TypeVar("T")
 Delivery = Literal["delivered", "acknowledged", "undelivered"]
-_LINGER_S = 0.05
-"""How long a delivery note waits for a transaction that it can share."""
+_NOTE_LINGER_S = 0.05
+_INTENT_LINGER_S = 0.01
+"""How long a delivery note, and an intent, wait for a transaction that they can share. A transaction for the
+intent alone would delay the answer of an engine that is quick, and is worth nothing to a client: it is shown
+no token before the outcome is committed.
+"""
 
 
 class Recorder:
@@ -58,7 +62,8 @@ class Recorder:
         # Split here and not in `work`: the store's one writer thread should only write, and may have to run
         # `work` again.
         split = split_of(body)
-        intended = self._submit(work)
+        intended = self._submit(work, wake=False)
+        self._flush_within(_INTENT_LINGER_S)
         if isinstance(body, ReadBody):
             intended.add_done_callback(partial(body.stored, intent.id))
         return intended
@@ -109,15 +114,15 @@ class Recorder:
         order = ("undelivered", "delivered", "acknowledged")
         known = self._notes.get(call_id, delivery)
         self._notes[call_id] = max(known, delivery, key=order.index)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_LINGER_S, self.flush)
+        self._flush_within(_NOTE_LINGER_S)
 
     def flush(self) -> None:
-        """Queue the pending notes."""
+        """Have everything written that waits for another write."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._submit_notes()
+        self._store.wake()
 
     async def write(self, work: Work[T]) -> T:
         """Commit any other work."""
@@ -129,10 +134,19 @@ class Recorder:
         # Shielded: a client that leaves must not cancel a write that the store has begun.
         return await asyncio.shield(asyncio.wrap_future(future))
 
-    def _submit(self, work: Work[T]) -> "Future[T]":
+    def _submit(self, work: Work[T], *, wake: bool = True) -> "Future[T]":
         # Notes go first: they are about calls that were queued earlier, and so share this transaction.
         self._submit_notes()
-        return self._store.submit(work)
+        return self._store.submit(work, wake=wake)
+
+    def _flush_within(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + seconds
+        if self._timer is not None and self._timer.when() <= due:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(due, self.flush)
 
     def _submit_notes(self) -> None:
         notes = self._notes
@@ -143,5 +157,6 @@ class Recorder:
                     calls.observe,
                     call_ids=[call_id for call_id, noted in notes.items() if noted == delivery],
                     status=delivery,
-                )
+                ),
+                wake=False,
             )

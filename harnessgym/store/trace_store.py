@@ -64,6 +64,8 @@ class TraceStore:
         self._engine = self._backend.engine()
         self._outage = _Outage(self._backend.max_wait_s)
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._waiting: list[_Item] = []
+        """Writes that are queued when the writer is woken next."""
         self._pid = os.getpid()
         self._closed = False
         self._closing = threading.Lock()
@@ -123,10 +125,11 @@ class TraceStore:
         store.close()
         return None
 
-    def submit(self, work: Work[T]) -> "Future[T]":
+    def submit(self, work: Work[T], *, wake: bool = True) -> "Future[T]":
         """Queue a write. Returns a future that resolves once the write is committed.
 
-        The future cannot be cancelled.
+        The future cannot be cancelled. Without `wake`, the write waits for the next one that wakes the
+        writer, or for a call of `wake`, and shares its transaction.
         """
         future: Future[T] = Future()
         # A running future refuses to be cancelled. Otherwise the writer could store a write whose caller was
@@ -136,8 +139,20 @@ class TraceStore:
         # future would never resolve.
         with self._closing:
             self._refuse_misuse()
-            self._queue.put((work, future))
+            self._waiting.append((work, future))
+            if wake:
+                self._put_waiting()
         return future
+
+    def wake(self) -> None:
+        """Have the writes written that wait for another one."""
+        with self._closing:
+            self._put_waiting()
+
+    def _put_waiting(self) -> None:
+        for item in self._waiting:
+            self._queue.put(item)
+        self._waiting.clear()
 
     def write(self, work: Work[T]) -> T:
         """Run a write and wait for its commit.
@@ -195,6 +210,7 @@ class TraceStore:
             if self._closed:
                 return
             self._closed = True
+            self._put_waiting()
             self._queue.put(None)
         self._writer.join()
         self._engine.dispose()

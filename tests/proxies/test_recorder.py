@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ class Vanishing:
         self._store = store
         self.asked = 0
 
-    def submit(self, work: Work[Any]) -> "Future[Any]":
+    def submit(self, work: Work[Any], *, wake: bool = True) -> "Future[Any]":
         self.asked += 1
         self._store.write(work)
         future = Future[Any]()
@@ -103,3 +104,17 @@ async def test_a_session_that_was_opened_here_is_served_without_a_look_at_the_st
         session = await world.open()
         world.store.write(lambda conn: conn.exec_driver_sql("UPDATE sessions SET key_hash = 'another'"))
         assert (await world.chat(session.key, [{"role": "user", "content": "hi"}])).status_code == 200
+
+
+async def test_an_intent_is_written_soon_and_an_outcome_at_once(make_world: MakeWorld) -> None:
+    async with make_world() as world:
+        session, recorder = await world.open(), Recorder(world.store)
+        intent, prompt, outcome = one_call(world, session.session_id)
+        intended = recorder.intend(intent, prompt, b"{}")
+        assert not intended.done()
+        await asyncio.wait_for(recorder.wait(intended), 5.0)  # nothing else wakes the writer
+        await recorder.finish(outcome, None, intended)
+        intent, prompt, outcome = one_call(world, session.session_id)
+        intent = replace(intent, ordinal=1)
+        await recorder.finish(outcome, None, recorder.intend(intent, prompt, b"{}"))
+        assert [call.status for call in world.calls(session)] == ["committed", "committed"]

@@ -80,6 +80,23 @@ def test_waiting_writes_share_a_transaction_and_one_that_fails_takes_no_other_wi
     assert committed(store) == ["a", "b"]
 
 
+@pytest.mark.parametrize("waker", ["another write", "wake", "close"])
+def test_a_write_that_wakes_nobody_waits_for_one_that_does(url, waker):
+    order = []
+    with TraceStore.create(url) as store:
+        waiting = [store.submit(lambda conn, n=n: order.append(n), wake=False) for n in (1, 2)]
+        time.sleep(0.1)
+        assert order == []
+        assert not any(future.done() for future in waiting)
+        if waker == "another write":
+            store.write(lambda conn: order.append(3))
+        elif waker == "wake":
+            store.wake()
+            waiting[-1].result(5.0)
+    assert order == [1, 2, 3] if waker == "another write" else [1, 2]
+    assert all(future.done() for future in waiting)
+
+
 def test_a_failed_write_leaves_nothing_of_itself(store):
     def half(conn: Connection) -> None:
         add("a")(conn)
