@@ -87,7 +87,10 @@ def _editor(version: str) -> ToolSpec:
 
 
 def _computer(fields: Fields, version: str) -> ToolSpec:
-    width, height = fields.count("display_width_px"), fields.count("display_height_px")
+    sides = ("display_width_px", "display_height_px")
+    for side in sides:
+        fields.need(side)
+    width, height = map(fields.count, sides)
     actions = list(_ACTIONS)
     properties: dict[str, Any] = {
         "action": {"type": "string", "enum": actions},

@@ -63,10 +63,21 @@ GOOD: dict[str, tuple[str, dict[str, Any]]] = {
                 {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
                 {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
                 {"type": "function_call_output", "call_id": "c", "output": "done"},
+                {"type": "shell_call", "id": "sh_a_0tm", "call_id": "s", "action": {"commands": ["ls"], "timeout_ms": 1}},
+                {"type": "shell_call_output", "call_id": "s", "output": [
+                    {"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]},
+                {"type": "local_shell_call", "id": "l", "call_id": "l", "action": {
+                    "type": "exec", "command": ["ls"], "env": {"A": "b"}}},
+                {"type": "local_shell_call_output", "id": "l", "output": "a"},
+                {"type": "apply_patch_call", "call_id": "p", "operation": {"type": "create_file", "path": "a", "diff": "+a"}},
+                {"type": "apply_patch_call_output", "call_id": "p", "status": "failed", "output": "no"},
+                {"type": "computer_call", "call_id": "k", "actions": [{"type": "drag", "path": [{"x": 1, "y": 2}]}]},
             ],
             "tools": [
                 {"type": "function", "name": "f", "description": "F.", "parameters": SCHEMA},
                 {"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "g", "parameters": SCHEMA}]},
+                {"type": "shell", "environment": {"type": "local", "skills": []}},
+                {"type": "computer_use_preview", "display_width": 8, "display_height": 6, "environment": "mac"},
             ],
             "tool_choice": "auto", "stream": False, "store": False, "reasoning": {"summary": "auto"},
             "text": {"format": {"type": "text"}},

@@ -58,7 +58,10 @@ class ComputerTool:
         """The description, with the size of the screen where the client tells it."""
         screen = "a screen"
         if not self._batched:
-            width, height = (_pixels(tool, f"display_{side}") for side in ("width", "height"))
+            sides = ("display_width", "display_height")
+            for side in sides:
+                tool.need(side)
+            width, height = map(tool.count, sides)
             size = f"{width} x {height} pixels"
             screen = f"a screen of {size} ({tool.text('environment')})"
         forms = "; ".join(f"{name}: {', '.join(needs) or 'nothing'}" for name, needs in _ACTIONS.items())
@@ -102,11 +105,6 @@ class ComputerTool:
             )
         url = output.text("image_url")
         return Message("tool", images=(url,) if url else ())
-
-
-def _pixels(tool: Fields, side: str) -> int:
-    tool.need(side)
-    return tool.count(side) or 0
 
 
 def _action_problem(action: Mapping[str, Any], *, strict: bool) -> str:

@@ -52,6 +52,12 @@ def test_the_screen_s_size_is_told() -> None:
     assert "scroll" in spec.parameters["properties"]["action"]["enum"]
 
 
+@pytest.mark.parametrize("side", ["display_width_px", "display_height_px"])
+def test_a_screen_without_a_size_is_refused(side: str) -> None:
+    with pytest.raises(RequestProblem, match=rf"tools\[0\].{side}: Field required"):
+        parse({name: value for name, value in COMPUTER.items() if name != side})
+
+
 @pytest.mark.parametrize("kind", ["web_search_20250305", "code_execution_20250522", "web_fetch_20250910"])
 def test_what_the_provider_runs_is_refused(kind: str) -> None:
     with pytest.raises(RequestProblem, match="the provider runs them"):
