@@ -30,9 +30,9 @@ class Script:
         return "".join(self.pieces)
 
 
-def scripts(length: int = LENGTH, count: int = VARIANTS) -> list[Script]:
-    """The answers, all different and always the same ones."""
-    tokenizer = Tokenizer.from_file(str(POLICY / "tokenizer.json"))
+def scripts(length: int = LENGTH, count: int = VARIANTS, policy: Path = POLICY) -> list[Script]:
+    """The answers of a policy, all different and always the same ones."""
+    tokenizer = Tokenizer.from_file(str(policy / "tokenizer.json"))
     words = sorted(number for token, number in tokenizer.get_vocab().items() if _WORD.fullmatch(token))
     end = int(tokenizer.token_to_id("<|im_end|>") or 0)
     rng = random.Random(0)

@@ -15,11 +15,12 @@ import resource
 import sys
 import time
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Literal, cast
 
 import uvloop
 
-from benchmarks.proxy.answers import LONG, scripts
+from benchmarks.proxy.answers import LONG, POLICY, scripts
 
 _CONTENT = re.compile(rb'"content": ?"((?:[^"\\]|\\.)*)"')
 _SYSTEM = "You look things up and say what you find. " * 25
@@ -58,6 +59,8 @@ class Load:
     """Also time, after every turn, how long the body takes to be parsed as JSON and no more."""
     paced: bool = False
     """One turn whose answer is the long script; when each of its tokens arrived is reported."""
+    policy: str = str(POLICY)
+    """Folder of the tokenizer that the engine speaks."""
     prompts: tuple[int, ...] = ()
     """Ask the engine itself, for completions of prompts of so many token ids, as a proxy has to; nothing
     else is done."""
@@ -247,7 +250,9 @@ def _arrivals(response: bytes, seen: list[tuple[float, int]]) -> list[float]:
 async def run(load: Load) -> Result:
     """All sessions at once."""
     result = Result()
-    known = frozenset(script.text for script in (scripts(LONG, 1) if load.paced else scripts()))
+    policy = Path(load.policy)
+    said = scripts(LONG, 1, policy) if load.paced else scripts(policy=policy)
+    known = frozenset(script.text for script in said)
     sessions = [Session(load, number, path, result, known) for number, path in enumerate(load.paths)]
     usage, begun = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     if load.prompts:

@@ -1,7 +1,7 @@
 """An engine that answers at once, or at a fixed pace: a process of its own, so that its cost is not the
 proxy's.
 
-    python -m benchmarks.proxy.engine --port 0 [--rate 20]
+    python -m benchmarks.proxy.engine --port 0 [--rate 20] [--policy FOLDER]
 
 `/v1/completions` speaks vLLM's wire with token ids and logprobs, one event a token; `/v1/chat/completions`
 speaks OpenAI's, for the peers, which pass chat through. The answer is chosen by the length of the prompt.
@@ -14,12 +14,13 @@ import json
 import re
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import httptools
 import uvloop
 
-from benchmarks.proxy.answers import LONG, Script, scripts
+from benchmarks.proxy.answers import LONG, POLICY, Script, scripts
 from proxies.app import address_of, listen
 
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\n"
@@ -202,9 +203,10 @@ class Exchange(asyncio.Protocol):
         asyncio.get_running_loop().call_at(due, self._pace, events, ending, start, index + 1)
 
 
-async def serve(port: int, rate: float) -> None:
+async def serve(port: int, rate: float, policy: Path) -> None:
     """Serve until SIGTERM. Prints the address."""
-    written = [write(script) for script in (scripts(LONG, 1) if rate else scripts())]
+    said = scripts(LONG, 1, policy) if rate else scripts(policy=policy)
+    written = [write(script) for script in said]
     listener = listen(None, None, "127.0.0.1", port)
     assert listener is not None
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
@@ -220,9 +222,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--rate", type=float, default=0.0, help="tokens a second; 0 gives all at once")
+    parser.add_argument("--policy", type=Path, default=POLICY, help="folder of the tokenizer that is spoken")
     options = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(options.port, options.rate))
+        runner.run(serve(options.port, options.rate, options.policy))
 
 
 if __name__ == "__main__":

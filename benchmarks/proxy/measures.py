@@ -4,14 +4,14 @@ afterwards.
 
 import itertools
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, select
 
 from benchmarks.proxy.answers import LONG, scripts
-from benchmarks.proxy.client import Load, Result
+from benchmarks.proxy.client import Load, Result, Shape
 from benchmarks.proxy.process import run_client
 from benchmarks.proxy.targets import Engine, Ours, Target
 from harnessgym.store import TraceStore
@@ -28,6 +28,7 @@ class Row:
 
     target: str
     stream: bool
+    shape: Shape
     sessions: int
     turns: int
     turns_per_s: float
@@ -42,12 +43,17 @@ class Row:
     wrong: int
 
 
-def load_row(target: Target, engine: Engine, *, sessions: int, turns: int, stream: bool) -> Row:
+def load_row(
+    target: Target, engine: Engine, *, sessions: int, turns: int, stream: bool, shape: Shape = "short"
+) -> Row:
     """A load, with processor time and memory around it. Raises `RuntimeError` when an answer is wrong."""
-    run_client(Load("127.0.0.1", target.port, target.open(1), 3, stream, target.key))
+    load = Load(
+        "127.0.0.1", target.port, target.open(1), 3, stream, shape, target.key, policy=str(engine.policy)
+    )
+    run_client(load)
     paths, rss = target.open(sessions), target.child.rss_mb()
     cpu, engine_cpu = target.child.cpu_s(), engine.child.cpu_s()
-    result = run_client(Load("127.0.0.1", target.port, paths, turns, stream, target.key))
+    result = run_client(replace(load, paths=paths, turns=turns))
     cpu, engine_cpu = target.child.cpu_s() - cpu, engine.child.cpu_s() - engine_cpu
     if result.wrong:
         raise RuntimeError(
@@ -57,6 +63,7 @@ def load_row(target: Target, engine: Engine, *, sessions: int, turns: int, strea
     return Row(
         target=target.name,
         stream=stream,
+        shape=shape,
         sessions=sessions,
         turns=done,
         turns_per_s=round(done / result.wall_s, 1),

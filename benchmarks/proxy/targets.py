@@ -18,7 +18,7 @@ from harnessgym.store.trace_store import TraceStore
 from harnessgym.store.workers import WorkerRow, upsert
 from harnessgym.task import Task
 
-_CHAT = "/v1/chat/completions"
+CHAT = "/v1/chat/completions"
 _KEY = "bench-control"
 
 
@@ -50,15 +50,16 @@ class Engine:
 
     name, note, key, streams = "direct", "client to engine, no proxy", "none", True
 
-    def __init__(self, folder: Path, rate: float = 0.0) -> None:
-        argv = [sys.executable, "-m", "benchmarks.proxy.engine", "--rate", str(rate)]
-        self.child = Child(argv, log=folder / f"engine-{rate:.0f}.log")
+    def __init__(self, folder: Path, rate: float = 0.0, policy: Path = POLICY) -> None:
+        self.policy = policy
+        argv = [sys.executable, "-m", "benchmarks.proxy.engine", "--rate", str(rate), "--policy", str(policy)]
+        self.child = Child(argv, log=folder / f"engine-{policy.name}-{rate:.0f}.log")
         self.address = self.child.line(r"^http\S+")[0]
         self.port = int(self.address.rpartition(":")[2])
 
     def open(self, number: int) -> tuple[str, ...]:
         """The engine has no sessions."""
-        return (_CHAT,) * number
+        return (CHAT,) * number
 
     def close_sessions(self) -> None:
         """Nothing is open."""
@@ -105,7 +106,7 @@ class LiteLlm:
 
     def open(self, number: int) -> tuple[str, ...]:
         """It has no sessions."""
-        return (_CHAT,) * number
+        return (CHAT,) * number
 
     def close_sessions(self) -> None:
         """Nothing is open."""
@@ -171,7 +172,7 @@ class Ours:
         self.run_id, self._rollouts = _seed(self.store_url, engine.address)
         self._control = f"unix:{folder}/control/c.sock"
         settings = {
-            "store": self.store_url, "run_id": self.run_id, "policy": POLICY, "port": 0, "control_key": _KEY,
+            "store": self.store_url, "run_id": self.run_id, "policy": engine.policy, "port": 0, "control_key": _KEY,
             "control_uds": folder / "control/c.sock", "max_length": max_length,
         }  # fmt: skip
         start = (
@@ -192,7 +193,7 @@ class Ours:
         """Sessions through the control socket."""
         opened = asyncio.run(self._open(number))
         self._opened += opened
-        return tuple(f"/s/{session.key}{_CHAT}" for session in opened)
+        return tuple(f"/s/{session.key}{CHAT}" for session in opened)
 
     def close_sessions(self) -> None:
         """Seal them."""
