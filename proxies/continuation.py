@@ -5,7 +5,7 @@ new messages are rendered behind them. Where that is impossible the request star
 recorded as a `Break`.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harnessgym.message import Message
@@ -14,7 +14,7 @@ from harnessgym.tokens import PieceTokens, TokenIds, as_array
 from harnessgym.traces.diagnosis import Break, BreakClass, diagnose, diagnose_rendering
 from harnessgym.traces.difference import difference
 from harnessgym.traces.forest import Attachment, Forest
-from proxies.conversations import Conversations
+from proxies.conversations import Conversations, SeenPrefixes
 from proxies.dialect import ModelRequest
 from proxies.language import PolicyLanguage
 
@@ -35,16 +35,14 @@ class Prompt:
 
 def continue_from(
     forest: Forest,
-    seen_prefixes: Collection[str],
+    seen_prefixes: SeenPrefixes,
     conversations: Conversations,
     chain: Sequence[str],
     request: ModelRequest,
     language: PolicyLanguage,
     history: str,
 ) -> Prompt:
-    """The prompt of a request. `chain` has the digests of its prefixes, `seen_prefixes` those of all earlier
-    requests.
-    """
+    """The prompt of a request. `chain` has the digests of its prefixes."""
     # First by messages: the longest prefix that ends in a recorded answer supplies that answer's tokens.
     attachment = forest.attach(chain)
     if attachment is not None and history == "keep":
@@ -109,7 +107,7 @@ def _without_nonces(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(message.without_nonce() for message in messages)
 
 
-def _unseen(chain: Sequence[str], seen_prefixes: Collection[str]) -> Break:
+def _unseen(chain: Sequence[str], seen_prefixes: SeenPrefixes) -> Break:
     """The break of a request whose earlier messages are not in memory: only the length of its known prefix
     can be given.
     """

@@ -3,7 +3,7 @@
 Messages are held by reference, and only those of each branch's latest call: they contain the earlier ones.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -63,6 +63,36 @@ def latest(recorded: Sequence[RecordedCall]) -> list[RecordedCall]:
     return [call for call in recorded if call.id not in continued][-_BRANCHES:]
 
 
+class SeenPrefixes:
+    """Digests of the beginnings of earlier requests: after each of their messages, and after their answers.
+
+    Of requests that begin anew, only the newest have those after every message. Otherwise a harness that
+    rewrites its history in every turn would leave as many digests as messages each time.
+    """
+
+    def __init__(self, begun: int = _BRANCHES) -> None:
+        self._kept: set[str] = set()
+        self._begun: deque[frozenset[str]] = deque(maxlen=begun)
+
+    def add(self, digest: str) -> None:
+        """Add a whole request, or one with its answer."""
+        self._kept.add(digest)
+
+    def add_request(self, chain: Sequence[str], known: int) -> None:
+        """Add a request, the digests of whose first `known` messages were added with earlier ones."""
+        if known:
+            self._kept.update(chain[known:])
+        elif chain:
+            self._kept.add(chain[-1])
+            self._begun.append(frozenset(chain[:-1]))
+
+    def __contains__(self, digest: object) -> bool:
+        return digest in self._kept or any(digest in begun for begun in self._begun)
+
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
+
 @dataclass
 class PolicyContext:
     """One policy's view of a session: its tokens, and what a later request is compared with.
@@ -72,7 +102,6 @@ class PolicyContext:
     """
 
     forest: Forest
-    seen_prefixes: set[str] = field(default_factory=set)
-    """Digests of every prefix of every request so far."""
+    seen_prefixes: SeenPrefixes = field(default_factory=SeenPrefixes)
     conversations: Conversations = field(default_factory=Conversations)
     """The latest requests."""

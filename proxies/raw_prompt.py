@@ -6,13 +6,14 @@ that the text begins with supplies its own tokens, and only what follows is toke
 session's forest, so a session that is loaded from the store continues in the same way.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from harnessgym.message import Message, canonical_json, chain_digests
 from harnessgym.store.calls import Segment
 from harnessgym.traces.forest import Forest
 from proxies.continuation import Break, Prompt
+from proxies.conversations import SeenPrefixes
 from proxies.dialect import ModelRequest, Problem, RequestProblem
 from proxies.language import PolicyLanguage
 
@@ -48,10 +49,9 @@ class RawPrompts:
         self._kept = 0
 
     def prompt(
-        self, forest: Forest, seen_prefixes: Collection[str], request: ModelRequest, history: str
+        self, forest: Forest, seen_prefixes: SeenPrefixes, request: ModelRequest, history: str
     ) -> Prompt:
-        """The prompt of a raw request. `seen_prefixes` has the digests of earlier requests. Raises
-        `RequestProblem` for an empty one.
+        """The prompt of a raw request. Raises `RequestProblem` for an empty one.
 
         Token ids are used as they are. A text whose answer ended on a token that the text leaves out
         continues without that token: it keeps the other sampled ones, but the call it continues is not its

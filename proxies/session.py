@@ -245,7 +245,7 @@ class Session:
         parent = call.prompt.parent
         policy_context = self.policy_context(call.policy_id)
         known = 0 if parent is None or parent.call_id not in self._begun else parent.matched
-        policy_context.seen_prefixes.update(chain[known:])
+        policy_context.seen_prefixes.add_request(chain, known)
         if chain:
             self._begun.add(call.id)
         policy_context.conversations.begin(call.id, call.request, None if parent is None else parent.call_id)

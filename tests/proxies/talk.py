@@ -9,7 +9,7 @@ from typing import Any
 from harnessgym.message import Message, context_digest
 from harnessgym.traces.forest import Forest
 from proxies.continuation import Prompt, continue_from
-from proxies.conversations import Conversations
+from proxies.conversations import Conversations, SeenPrefixes
 from proxies.dialect import ModelRequest
 from proxies.dialects.chat import Chat
 from proxies.language import PolicyLanguage
@@ -24,7 +24,7 @@ class Talk:
     def __init__(self, language: PolicyLanguage, history: str = "keep") -> None:
         self.language, self.history = language, history
         self.forest, self.conversations = Forest("s"), Conversations()
-        self.seen_prefixes: set[str] = set()
+        self.seen_prefixes = SeenPrefixes()
         self.prompts: list[Prompt] = []
         self.sampled: list[list[int]] = []
 
@@ -56,7 +56,8 @@ class Talk:
         parser.feed(sampled)
         answer = parser.finish()
         digest = answer_digest(chain[-1], answer)
-        self.seen_prefixes.update([*chain, digest])
+        self.seen_prefixes.add_request(chain, 0)
+        self.seen_prefixes.add(digest)
         self.conversations.begin(f"c{number}", request, None if parent is None else parent.call_id)
         self.forest.add_completion(f"c{number}", segment.id, sampled, [0.0] * len(sampled), digest)
         self.forest.add_replays(chain[-1], answer, digest)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from harnessgym.message import Message
 from harnessgym.store.calls import RecordedCall
-from proxies.conversations import Conversations, latest
+from proxies.conversations import Conversations, SeenPrefixes, latest
 from proxies.dialect import ModelRequest
 
 
@@ -56,3 +56,22 @@ def test_the_turns_of_a_branch_are_counted() -> None:
     for call, parent in (("a", None), ("b", "a"), ("c", "b"), ("d", "a"), ("e", None)):
         conversations.begin(call, asked, parent)
     assert {held.call_id: held.turns for held in conversations.newest_first()} == {"c": 2, "d": 1, "e": 0}
+
+
+def test_prefixes_of_requests_that_begin_anew_are_forgotten_and_whole_requests_are_not() -> None:
+    seen = SeenPrefixes(begun=2)
+    assert not seen
+    for turn in range(4):
+        seen.add_request([f"{turn}.{message}" for message in range(3)], 0)
+    assert [prefix in seen for prefix in ("0.0", "0.1", "0.2")] == [False, False, True]
+    assert all(f"{turn}.{message}" in seen for turn in (2, 3) for message in range(3))
+    assert seen
+
+
+def test_what_continues_an_earlier_request_is_kept() -> None:
+    seen = SeenPrefixes(begun=1)
+    seen.add_request(["a"], 0)
+    seen.add_request(["a", "b", "c"], 1)
+    for turn in range(3):
+        seen.add_request([f"{turn}", f"{turn}.1"], 0)
+    assert all(prefix in seen for prefix in ("a", "b", "c"))
