@@ -67,6 +67,12 @@ def test_what_follows_a_changed_piece_is_one_range() -> None:
     assert len(own_tokens(second.ids, second.copies)) == 4
 
 
+def test_only_the_newest_prompts_are_looked_through() -> None:
+    others = [[piece, END] for piece in POOL[1:5]]
+    assert segments_of([[POOL[0]], *others[:3], [POOL[0]]])[-1].copies == (TokenCopy(0, "0", 0, 30),)
+    assert segments_of([[POOL[0]], *others, [POOL[0]]])[-1].copies == ()
+
+
 def test_ids_without_pieces_share_nothing() -> None:
     shared = SharedPieces()
     segment = Segment("0", "s", "prompt", None, POOL[0])
