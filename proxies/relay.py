@@ -342,7 +342,7 @@ class Relay:
         usage = TokenUsage(stored.prompt_len, len(completion.ids), reasoning_tokens=feed.reasoning_tokens)
         self._settle(call, feed, message, stored.finish_reason or "stop", usage)
         session.resume(stored)
-        session.keep(call)
+        session.recent.add(call)
         return call
 
     def _check_length(self, prompt: Prompt) -> None:

@@ -34,6 +34,7 @@ from proxies.lineage import Lineages
 from proxies.orchestration import ContractWatch, OrchestrationTracker
 from proxies.previous import not_found, response_id
 from proxies.reading import BodyReader
+from proxies.recent_calls import RecentCalls
 from proxies.session_restore import latest_requests
 
 OWN_FAULT = frozenset({"malformed", "unsupported", "too_large", "too_slow", "overflow"})
@@ -64,8 +65,8 @@ class Session:
     """By policy."""
     live: dict[str, Call] = field(default_factory=dict)
     """Calls in flight by id."""
-    recent: list[Call] = field(default_factory=list)
-    """Calls of this process that a retry may join, oldest first: see `keep`."""
+    recent: RecentCalls = field(default_factory=lambda: RecentCalls(_REMEMBERED))
+    """Calls of this process that a retry may join."""
     unanswered: "dict[str, deque[RecordedCall]]" = field(default_factory=dict)
     """Calls of an earlier process that no client is known to have received, by request digest, oldest first.
     Equal requests that were in flight together are separate calls."""
@@ -203,11 +204,7 @@ class Session:
         # Calls without a client come first: when several equal requests lose their connections and all come
         # back, each gets a call of its own. A declared retry joins a call that still has a client only as
         # the last choice, since equal requests in flight together are separate calls.
-        equal = [
-            call
-            for call in reversed(self.recent)
-            if call.digest == digest and call.problem is None and not call.aborted
-        ]
+        equal = [call for call in self.recent.equal(digest) if call.problem is None and not call.aborted]
         abandoned = next((call for call in equal if not call.listeners and not call.acted), None)
         return abandoned or self._left_over(digest, retry=retry) or (equal[0] if equal and retry else None)
 
@@ -250,16 +247,8 @@ class Session:
             self._begun.add(call.id)
         policy_context.conversations.begin(call.id, call.request, None if parent is None else parent.call_id)
         self.live[call.id] = call
-        self.keep(call)
+        self.recent.add(call)
         self.next_ordinal = max(self.next_ordinal, call.ordinal + 1)
-
-    def keep(self, call: Call) -> None:
-        """Keep a call for retries. The oldest finished calls beyond the limit are forgotten."""
-        # Only finished calls are dropped. A retry of a forgotten call would be sampled a second time, so a
-        # call whose client has not been given its answer is kept however many there are.
-        self.recent.append(call)
-        forgotten = {known.id for known in [known for known in self.recent if known.over][:-_REMEMBERED]}
-        self.recent = [known for known in self.recent if known.id not in forgotten]
 
     def record(self, call: Call, segment: Segment, answer: Message, answer_digest: str) -> None:
         """Add a committed call: later requests can continue it."""
@@ -336,9 +325,7 @@ class SessionTable:
         """The request and answer of a committed call of a session. Raises `RequestProblem` if there is no
         such call.
         """
-        recent = next(
-            (call for call in session.recent if call.id == call_id and call.answer is not None), None
-        )
+        recent = session.recent.get(call_id)
         if recent is not None and recent.answer is not None:
             return recent.request, recent.answer.message
         sampled = session.completions.get(call_id)
