@@ -27,7 +27,7 @@ from proxies.reading import digest_of
 from proxies.recorder import Recorder
 from proxies.relay import IncomingRequest, Relay
 from proxies.responder import Responder
-from proxies.session import OWN_FAULT, Session, SessionTable
+from proxies.session import Session, SessionTable
 
 _ROUTES = re.compile(r"(?:/(?P<api>v1|v1beta|openai/v1))?/models(?:/(?P<name>.+))?")
 
@@ -79,8 +79,6 @@ class ModelCards:
 
 
 _KEY_HEADERS = ("x-api-key", "x-goog-api-key")
-_RECORDED = 256
-"""How many refused requests of one session are recorded."""
 _OPEN = 256
 """How many requests of one session may be open at a time."""
 _LARGE = 1 << 18
@@ -276,17 +274,15 @@ class Gateway:
             raise RequestProblem(Problem("too_slow", detail)) from None
 
     def _refused(self, session: Session, target: _Target, problem: Problem) -> None:
-        """Charge a refused request to the session, and record it, up to `_RECORDED` per session."""
-        session.refusals += problem.kind in OWN_FAULT
-        if session.recorded_refusals < _RECORDED:
-            session.recorded_refusals += 1
+        """Charge a refused request to the session, and record it."""
+        if session.refuse(problem.kind):
             details = {
                 "session_id": session.row.id,
                 "path": target.path,
                 "problem": problem.kind,
                 "limit": problem.limit,
+                "message": problem.message[:500],
             }
-            details["message"] = problem.message[:500]
             self._recorder.add_event(EventRow(session.row.rollout_id, "refused_request", details))
 
     async def _session(self, key: str | None) -> Session:

@@ -10,7 +10,7 @@ Every change to a session runs between two awaits, so its calls may be concurren
 import asyncio
 import hashlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +43,8 @@ ReadAnswer = Callable[[TokenIds, str | None], Message]
 """Reads sampled tokens, given the policy that sampled them, as a message."""
 _REFUSALS = 256
 """How many requests of a session may be refused; as many as it has turns, if these are more."""
+_RECORDED = 256
+"""How many refused requests of each kind that costs nothing are recorded."""
 _REMEMBERED = 64
 """Finished calls of a session that are kept for clients that retry after they were answered."""
 
@@ -78,10 +80,8 @@ class Session:
     """Call id to the segment that it sampled and the policy that sampled it."""
     tokens: int = 0
     """Tokens sampled and committed."""
-    refusals: int = 0
-    """Requests that were refused because of what they were."""
-    recorded_refusals: int = 0
-    """Refused requests that were recorded as events; their number is bounded."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Refused requests by the kind of their problem."""
     requests: int = 0
     """Requests that are open now."""
     prompts: dict[str, int] = field(default_factory=dict)
@@ -152,8 +152,7 @@ class Session:
                 policy_context.seen_prefixes.add(call.answer_digest)
         session.tracker = OrchestrationTracker.load(row.rollout_id, stored_events, recorded, agents, answers)
         refused = [event for event in stored_events if _is_refusal(event, row.id)]
-        session.recorded_refusals = len(refused)
-        session.refusals = sum(event.attributes.get("problem") in OWN_FAULT for event in refused)
+        session.refused.update(str(event.attributes.get("problem")) for event in refused)
         return session
 
     def policy_context(self, policy_id: str | None) -> PolicyContext:
@@ -165,6 +164,18 @@ class Session:
     def reader(self, dialect: str) -> BodyReader:
         """Reads the bodies that this session sends in a dialect."""
         return self._readers.setdefault(dialect, BodyReader())
+
+    @property
+    def refusals(self) -> int:
+        """How many requests were refused because of what they were."""
+        return sum(self.refused[kind] for kind in OWN_FAULT)
+
+    def refuse(self, kind: str) -> bool:
+        """Count a refused request. Whether it must be recorded."""
+        self.refused[kind] += 1
+        # Those that count against the budget are all recorded, so that a restart gives none of them back;
+        # the budget bounds them. Of every other kind a harness may send any number.
+        return kind in OWN_FAULT or self.refused[kind] <= _RECORDED
 
     @property
     def most_refusals(self) -> int:

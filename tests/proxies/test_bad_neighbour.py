@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from typing import Any
 
 import httpx
@@ -115,6 +116,35 @@ async def test_after_too_many_refused_requests_a_session_has_no_more(make_world:
         await world.stop()
         await world.start()
         assert (await world.chat(session.key, HI)).status_code == 403
+
+
+async def test_a_restart_gives_no_refusals_back_however_many_there_may_be(make_world: MakeWorld) -> None:
+    async with make_world("Yes.<|im_end|>") as world:
+        session = await world.open(limits={"turns": 300})
+        codes = [(await world.chat(session.key, HI, **BAD)).status_code for _ in range(300)]
+        assert set(codes) == {400}
+        assert (await world.chat(session.key, HI)).status_code == 403
+        await world.stop()
+        await world.start()
+        assert (await world.chat(session.key, HI)).status_code == 403
+
+
+async def test_unknown_routes_leave_room_for_the_record_of_refusals(make_world: MakeWorld) -> None:
+    async with make_world("Yes.<|im_end|>") as world:
+        session = await world.open()
+
+        async def unknown() -> int:
+            return (await world.http.get(f"{world.base(session)}/v1/nothing")).status_code
+
+        assert {await unknown() for _ in range(300)} == {404}
+        assert (await world.chat(session.key, HI, **BAD)).status_code == 400
+        kinds = Counter(event["problem"] for event in refusals(world))
+        assert kinds == {"not_found": 256, "malformed": 1}
+        await world.stop()
+        await world.start()
+        assert await unknown() == 404
+        assert (await world.chat(session.key, HI)).status_code == 200
+        assert Counter(event["problem"] for event in refusals(world)) == kinds
 
 
 async def test_a_session_has_so_many_requests_open_and_no_more(make_world: MakeWorld) -> None:
