@@ -33,6 +33,8 @@ class Connection:
         self._held: list[bytes] | None = [] if scope.get("http_version") == "1.0" else None
         self._start: Message | None = None
         self.closed = False
+        self.last = False
+        """Whether the connection is closed behind a whole response."""
         self._wait_s = wait_s
         self._receive = receive
         self._send = send
@@ -108,7 +110,8 @@ class Connection:
 
     async def respond(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """Send a whole response."""
-        await self.start(status, {**headers, "content-length": str(len(body))})
+        closing = {"connection": "close"} if self.last else {}
+        await self.start(status, {**headers, **closing, "content-length": str(len(body))})
         await self.write(body, last=True)
 
     async def release(self) -> None:

@@ -1,7 +1,7 @@
 """Shares the proxy among its sessions, so that none of them waits for another's work."""
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -39,6 +39,49 @@ class Turns:
                 asyncio.get_running_loop().call_soon(self._next, owner)
                 return
         del self._waiting[owner]
+
+
+def _less(counts: Counter[str], owner: str) -> None:
+    counts[owner] -= 1
+    if not counts[owner]:
+        del counts[owner]
+
+
+_HELD_S = 1.0
+_HELD_OF_ONE = 256
+_HELD = 1_024
+
+
+class HeldRefusals:
+    """Requests that are told only after a while that there is no room: a client that tries again without
+    pause would keep the event loop busy with refusing it.
+    """
+
+    def __init__(self, hold_s: float = _HELD_S, of_one: int = _HELD_OF_ONE, of_all: int = _HELD) -> None:
+        """`hold_s` is in seconds; `of_one` and `of_all` are how many one owner, and all, may have held."""
+        self._hold_s = hold_s
+        self._of_one = of_one
+        self._of_all = of_all
+        self._held: Counter[str] = Counter()
+        self._due: dict[str, float] = {}
+        """Loop time at which an owner's latest refusal is answered."""
+
+    async def wait(self, owner: str) -> bool:
+        """Wait for the time to answer; False, at once, if too many are held."""
+        if self._held[owner] >= self._of_one or self._held.total() >= self._of_all:
+            return False
+        now = asyncio.get_running_loop().time()
+        # Those that came at once are not answered at once: their clients would be back at once, too.
+        due = max(now + self._hold_s, self._due.get(owner, 0.0) + self._hold_s / self._of_one)
+        self._due[owner] = due
+        self._held[owner] += 1
+        try:
+            await asyncio.sleep(due - now)
+        finally:
+            _less(self._held, owner)
+            if not self._held[owner]:
+                del self._due[owner]
+        return True
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from harnessgym.store.events import EventRow
 from proxies.connection import BodyTooLarge, BodyTooSlow, Connection, Disconnected
 from proxies.content_encoding import UnknownEncoding, decoded
 from proxies.dialect import Dialect, ModelRequest, Problem, Purpose, RequestProblem
-from proxies.fairness import Turns
+from proxies.fairness import HeldRefusals, Turns
 from proxies.otlp.receiver import ROUTE, SpanIntake
 from proxies.previous import whole
 from proxies.reading import digest_of
@@ -124,6 +124,7 @@ class Gateway:
         self._keepalive_s = keepalive_s
         self._client_wait_s = client_wait_s
         self._turns = Turns()
+        self._held = HeldRefusals()
         self._fallback = dialects[0]
         self._dialects = dialects
         self._exact: dict[tuple[str, str], _Endpoint] = {}
@@ -152,10 +153,7 @@ class Gateway:
             else:
                 await self._serve(connection, target, endpoint, dialect)
         except RequestProblem as refusal:
-            status, headers, body = dialect.error(refusal.problem)
-            # What is left of a slow body is not waited for.
-            closing = {"connection": "close"} if refusal.problem.kind == "too_slow" else {}
-            await connection.respond(status, headers | closing, body)
+            await connection.respond(*dialect.error(refusal.problem))
         except StoreError as error:
             await connection.respond(*dialect.error(Problem("unavailable", str(error), retry_after_s=1.0)))
         except Disconnected:
@@ -170,16 +168,17 @@ class Gateway:
             return await connection.respond(200, _JSON, b"")
         headers = {**connection.headers, ":path": target.path, ":query": connection.query.decode("latin-1")}
         session = await self._session(target.key or dialect.secret(headers))
-        session.requests += 1
         try:
-            self._check_room(session)
-            await self._turns.take(session.row.id)
             await self._serve_session(connection, target, endpoint, session, headers)
         except RequestProblem as refusal:
             self._refused(session, target, refusal.problem)
+            # The request is not open any more, so a refusal that is held takes nobody's room.
+            if refusal.problem.kind == "overloaded":
+                connection.last = not await self._held.wait(session.row.id)
+            # What is left of a slow body is not waited for.
+            elif refusal.problem.kind == "too_slow":
+                connection.last = True
             raise
-        finally:
-            session.requests -= 1
 
     def _check_room(self, session: Session) -> None:
         """Raises `RequestProblem` for one request too many, before any of it is read."""
@@ -198,13 +197,24 @@ class Gateway:
         session: Session,
         headers: Mapping[str, str],
     ) -> None:
-        if endpoint is not None:
-            return await self._call(connection, target, endpoint, session, headers)
+        session.requests += 1
+        try:
+            self._check_room(session)
+            await self._turns.take(session.row.id)
+            if endpoint is None:
+                await self._other(connection, target, headers)
+            else:
+                await self._call(connection, target, endpoint, session, headers)
+        finally:
+            session.requests -= 1
+
+    async def _other(self, connection: Connection, target: _Target, headers: Mapping[str, str]) -> None:
+        """Answer a path that no dialect has."""
         google = "x-goog-api-key" in headers
         cards = self._cards.answer(target.path, google=google) if connection.method == "GET" else None
         if cards is None:
             raise RequestProblem(Problem("not_found", f"There is no {connection.method} {target.path} here."))
-        return await connection.respond(200, _JSON, cards)
+        await connection.respond(200, _JSON, cards)
 
     async def _call(
         self,

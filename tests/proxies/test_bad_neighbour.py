@@ -2,17 +2,20 @@
 
 import asyncio
 import json
+import time
 from collections import Counter
 from typing import Any
 
 import httpx
 import pytest
 
+from harnessgym.proxy_client import OpenedSession
 from harnessgym.store import events
 from harnessgym.traces.verification.verify import verify
 from proxies.renderers.long_texts import LONG
 from tests.proxies import waiting_renderer
 from tests.proxies.conftest import MakeWorld, World
+from tests.proxies.connections import connections, head_of
 
 pytestmark = pytest.mark.anyio
 HI = [{"role": "user", "content": "hi"}]
@@ -165,6 +168,56 @@ async def test_a_session_has_so_many_requests_open_and_no_more(make_world: MakeW
             assert (await mine).status_code == 200
             codes = [(await response).status_code for response in asked]
         assert (codes.count(200), codes.count(429)) == (256, 24)
+
+
+async def requests_of(world: World, session: OpenedSession, number: int) -> None:
+    """Wait until a session has so many requests open."""
+    (held,) = [each for each in world.proxy.sessions.open() if each.row.id == session.session_id]
+    for _ in range(500):
+        if held.requests == number:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{held.requests} requests are open, not {number}")
+
+
+async def test_a_refusal_for_want_of_room_is_held_and_takes_no_room(make_world: MakeWorld) -> None:
+    async with make_world("Yes.<|im_end|>") as world:
+        session = await world.open()
+        gate = world.scripted("w0").gate
+        gate.clear()
+        async with connections(world, session, map(str, range(256))) as answered:
+            await requests_of(world, session, 256)
+            begun = time.monotonic()
+            async with connections(world, session, ["more"] * 266) as refused:
+                # So many are held. The rest are refused at once, and their connections closed.
+                heads = [await head_of(reader) for reader in refused[256:]]
+                assert time.monotonic() - begun < 1.0
+                assert {head.split(" ")[1] for head in heads} == {"429"}
+                assert all("connection: close" in head for head in heads)
+                await requests_of(world, session, 256)
+                heads = [await head_of(reader) for reader in refused[:256]]
+                assert time.monotonic() - begun >= 1.0
+                assert {head.split(" ")[1] for head in heads} == {"429"}
+                assert not any("connection: close" in head for head in heads)
+            gate.set()
+            assert {(await head_of(reader)).split(" ")[1] for reader in answered} == {"200"}
+
+
+async def test_a_client_that_tries_again_without_pause_is_slowed_down(make_world: MakeWorld) -> None:
+    async with make_world("Yes.<|im_end|>", max_in_flight=1) as world:
+        session, hasty = await world.open(), await world.open()
+        gate = world.scripted("w0").gate
+        gate.clear()
+        first = asyncio.create_task(world.chat(session.key, HI))
+        await requests_of(world, session, 1)
+        await asyncio.sleep(0.1)
+        begun, codes = time.monotonic(), list[int]()
+        while time.monotonic() - begun < 1.5:
+            codes.append((await world.chat(hasty.key, HI)).status_code)
+        assert codes == [429, 429]
+        gate.set()
+        assert (await first).status_code == 200
+        assert (await world.chat(hasty.key, HI)).status_code == 200
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(make_world: MakeWorld) -> None:

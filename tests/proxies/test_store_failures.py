@@ -187,7 +187,8 @@ async def test_a_locked_database_holds_calls_back_and_lets_them_through_later(
             began = time.monotonic()
             more = await ask(world, session.key, text="more")
             assert (more.status_code, more.headers["retry-after"]) == (429, "1")
-            assert time.monotonic() - began < 1
+            # It is held for a second, as every refusal for want of room, and not for as long as the lock.
+            assert 1 <= time.monotonic() - began < 2
         assert [(await task).status_code for task in waiting] == [200] * 3
         assert (await ask(world, session.key, text="more")).status_code == 200
         assert {call.status for call in world.calls(session)} <= set(FINISHED)
