@@ -10,6 +10,7 @@ from proxies.feed import TokenFeed
 from proxies.served_policies import ServedPolicies
 from proxies.session import Session
 from proxies.upstream import TextCall, TextUpstream, Upstream
+from proxies.work_slots import WorkSlots
 from proxies.workers import REPLAY, NoWorker, Worker, WorkerFilter, WorkerTable, is_text
 
 _ATTEMPTS = 6
@@ -19,13 +20,14 @@ _ATTEMPTS = 6
 class Answerer:
     """Samples the answers of calls."""
 
-    def __init__(self, workers: WorkerTable, policies: ServedPolicies, run_id: str) -> None:
+    def __init__(self, workers: WorkerTable, policies: ServedPolicies, run_id: str, slots: WorkSlots) -> None:
         """`run_id` and the policy version form the salt of the engines' prefix caches; with several policies
         it is the policy's id and the version. So no cache entry is used under another policy or version.
         """
         self._workers = workers
         self._policies = policies
         self._run_id = run_id
+        self._slots = slots
 
     async def answer(self, session: Session, call: Call, feed: TokenFeed) -> None:
         """Sample the answer. When a worker is lost, another one continues from the tokens so far.
@@ -49,7 +51,7 @@ class Answerer:
                             session, worker.row.id, cast("TextUpstream", worker.upstream), call, feed
                         )
                     else:
-                        await self._sample_at(worker, cast("Upstream", worker.upstream), call, feed)
+                        await self._sample_at(session, worker, cast("Upstream", worker.upstream), call, feed)
             except UpstreamLost as error:
                 # A worker that is drained or updated ends its calls on purpose; that is no outage.
                 if not isinstance(error, NoWorker) and worker.row.state not in ("draining", "updating"):
@@ -60,7 +62,9 @@ class Answerer:
             else:
                 return
 
-    async def _sample_at(self, worker: Worker, upstream: Upstream, call: Call, feed: TokenFeed) -> None:
+    async def _sample_at(
+        self, session: Session, worker: Worker, upstream: Upstream, call: Call, feed: TokenFeed
+    ) -> None:
         row = worker.row
         sampled = call.sampled
         before = len(call.sampled.ids)
@@ -78,8 +82,11 @@ class Answerer:
             async for chunk in chunks:
                 worker.heard()
                 call.silence.end()
-                sampled.take(chunk)
-                feed.add(chunk.ids)
+                # What the engine sends in the meantime is read as one piece, so a session that has more to
+                # say than its share is dealt with in fewer steps.
+                async with self._slots.piece(session.row.id):
+                    sampled.take(chunk)
+                    feed.add(chunk.ids)
                 if chunk.finish_reason == "abort":
                     raise UpstreamLost(f"Worker {row.id} aborted the sequence.")
                 if chunk.finish_reason is not None:

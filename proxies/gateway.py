@@ -200,11 +200,12 @@ class Gateway:
         session.requests += 1
         try:
             self._check_room(session)
-            await self._turns.take(session.row.id)
-            if endpoint is None:
-                await self._other(connection, target, headers)
-            else:
-                await self._call(connection, target, endpoint, session, headers)
+            with self._relay.slots.request(session.row.id):
+                await self._turns.take(session.row.id)
+                if endpoint is None:
+                    await self._other(connection, target, headers)
+                else:
+                    await self._call(connection, target, endpoint, session, headers)
         finally:
             session.requests -= 1
 

@@ -49,6 +49,7 @@ from proxies.renderers.long_texts import KnownTokens, LongText, TooManyTokens
 from proxies.served_policies import ServedPolicies, ServedPolicy
 from proxies.session import Session, answer_digest
 from proxies.upstream import TextRefusal
+from proxies.work_slots import WorkSlots
 from proxies.workers import WorkerTable
 
 T = TypeVar("T")
@@ -138,7 +139,8 @@ class Relay:
         self.policies = policies
         self.threads = FairThreads(max(1, (os.cpu_count() or 1) // 2))
         """For what would keep the event loop from other sessions."""
-        self._answerer = Answerer(workers, policies, limits.run_id)
+        self.slots = WorkSlots()
+        self._answerer = Answerer(workers, policies, limits.run_id, self.slots)
         self.in_flight = 0
         self.started = 0
         self.tokens = 0
@@ -155,15 +157,17 @@ class Relay:
         """
         known = KnownTokens()
         while True:
-            try:
-                with known:
-                    return make(known)
-            except LongText as long:
-                encode = partial(long.encode, self.limits.max_length)
+            async with self.slots.piece(session.row.id, start=True):
                 try:
-                    known.add(long, await self.threads.run(session.row.id, encode))
-                except TooManyTokens as refusal:
-                    raise self._overflow(refusal.tokens) from None
+                    with known:
+                        return make(known)
+                except LongText as unknown:
+                    long = unknown
+            encode = partial(long.encode, self.limits.max_length)
+            try:
+                known.add(long, await self.threads.run(session.row.id, encode))
+            except TooManyTokens as refusal:
+                raise self._overflow(refusal.tokens) from None
 
     def _calls(self, session: Session, incoming: IncomingRequest, known: KnownTokens) -> list[Call]:
         # Nothing here awaits. From these checks to the queued intent no other request of the session can
@@ -445,6 +449,7 @@ class Relay:
     def _run(self, session: Session, call: Call, intended: "Future[None]") -> None:
         self.in_flight += 1
         self.started += 1
+        self.slots.call_begun(session.row.id, intended)
         call.task = asyncio.create_task(self._drive(session, call, intended))
 
     async def _drive(self, session: Session, call: Call, intended: "Future[None]") -> None:
@@ -463,7 +468,8 @@ class Relay:
                 status = "aborted"
             # From here on no interruption can cancel the commit.
             call.interruptible = False
-            await self._commit(session, call, feed, status, started, intended)
+            async with self.slots.piece(session.row.id):
+                await self._commit(session, call, feed, status, started, intended)
         except Exception as error:
             if not isinstance(error, HarnessGymError):
                 log.exception("Call %s failed inside the proxy.", call.id)
@@ -471,6 +477,7 @@ class Relay:
             await self._fail(session, call, error, intended)
         finally:
             self.in_flight -= 1
+            self.slots.call_ended(session.row.id)
             session.live.pop(call.id, None)
             call.release()
 
