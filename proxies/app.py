@@ -8,7 +8,6 @@ unix or TCP.
 """
 
 import asyncio
-import gc
 import os
 import signal
 import socket
@@ -27,6 +26,7 @@ from harnessgym.engine_timeouts import EngineTimeouts
 from harnessgym.errors import ConfigError
 from harnessgym.store import workers
 from harnessgym.store.trace_store import Synchronous, TraceStore
+from proxies import garbage
 from proxies.control import Control
 from proxies.dialects import DIALECTS, load_dialect
 from proxies.gateway import Gateway
@@ -100,9 +100,6 @@ def _listen_unix(path: Path, mode: int) -> socket.socket:
 
 
 _SHUTDOWN_S = 3.0
-_COLLECT = (20_000, 20, 50)
-"""Thresholds of the cycle collector. A proxy mostly holds sessions, which are in no cycle; with the default
-thresholds, scanning them costs a tenth of its processor time."""
 
 
 class PolicySettings(Config):
@@ -324,8 +321,7 @@ class _Server(uvicorn.Server):
 
 def serve(settings: ProxySettings) -> None:
     """Run a proxy until SIGTERM or SIGINT. Prints one line when it listens."""
-    gc.freeze()
-    gc.set_threshold(*_COLLECT)
+    garbage.collect_little()
     store = TraceStore.open(settings.store, synchronous=settings.synchronous)
     with store, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, store))
@@ -343,5 +339,7 @@ async def _serve(settings: ProxySettings, store: TraceStore) -> None:
         f"{proxy.control_address}",
         flush=True,
     )
+    collecting = asyncio.create_task(garbage.collect_in_quiet(lambda: proxy.relay.in_flight > 0))
     await stop.wait()
+    collecting.cancel()
     await proxy.stop()
