@@ -139,7 +139,7 @@ class Relay:
         self.policies = policies
         self.threads = FairThreads(max(1, (os.cpu_count() or 1) // 2))
         """For what would keep the event loop from other sessions."""
-        self.slots = WorkSlots()
+        self.slots = WorkSlots(hurry=recorder.flush)
         self._answerer = Answerer(workers, policies, limits.run_id, self.slots)
         self.in_flight = 0
         self.started = 0

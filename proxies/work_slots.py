@@ -6,7 +6,7 @@ work in the order in which it comes. A session with hundreds of calls must not f
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -51,10 +51,15 @@ class WorkSlots:
     With all slots of a session used the proxy is not idle, so a session that is alone loses no throughput.
     """
 
-    def __init__(self, alone: int = _ALONE, beside: int = _BESIDE) -> None:
-        """How many slots an owner has, alone and while others have requests open."""
+    def __init__(
+        self, alone: int = _ALONE, beside: int = _BESIDE, hurry: Callable[[], None] = lambda: None
+    ) -> None:
+        """How many slots an owner has, alone and while others have requests open. `hurry` is called when a
+        start waits for the commit of an intent, so that it is not put off.
+        """
         self._alone = alone
         self._beside = beside
+        self._hurry = hurry
         self._owners: dict[str, _Owner] = {}
         self._asking = 0
         """How many owners have requests open."""
@@ -159,6 +164,7 @@ class WorkSlots:
                 loop.call_soon_threadsafe(self._committed, owner)
 
         owner.intents[0].add_done_callback(committed)
+        self._hurry()
 
     def _committed(self, owner: _Owner) -> None:
         owner.watched = False

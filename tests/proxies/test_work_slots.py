@@ -43,6 +43,27 @@ def ask(stack: ExitStack, slots: WorkSlots, owner: str, number: int) -> None:
         stack.enter_context(slots.request(owner))
 
 
+async def test_a_start_that_waits_for_an_intent_has_it_committed_soon() -> None:
+    hurried = list[Future[None]]()
+    intents = [Future[None]() for _ in range(2)]
+    slots = WorkSlots(alone=8, beside=2, hurry=lambda: hurried.append(intents[0]))
+    with ExitStack() as requests:
+        ask(requests, slots, "many", 3)
+        ask(requests, slots, "other", 1)
+        for intent in intents:
+            slots.call_begun("many", intent)
+        assert not hurried
+        pieces = Pieces(slots)
+        task = pieces.begin(start=True)
+        await turns()
+        assert (pieces.running, hurried) == (0, intents[:1])
+        intents[0].set_result(None)
+        await turns()
+        assert pieces.running == 1
+        pieces.gate.set()
+        await task
+
+
 async def test_an_owner_beside_others_has_fewer_pieces_under_way_than_alone() -> None:
     slots = WorkSlots(alone=8, beside=2)
     with ExitStack() as alone:
