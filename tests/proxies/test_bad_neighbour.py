@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import time
 from collections import Counter
 from typing import Any
@@ -13,6 +14,7 @@ from harnessgym.proxy_client import OpenedSession
 from harnessgym.store import events
 from harnessgym.traces.verification.verify import verify
 from proxies.renderers.long_texts import LONG
+from proxies.upstreams.scripted import ScriptedUpstream
 from tests.proxies import waiting_renderer
 from tests.proxies.conftest import MakeWorld, World
 from tests.proxies.connections import connections, head_of
@@ -254,6 +256,34 @@ async def test_a_client_that_does_not_read_is_left(make_world: MakeWorld) -> Non
             await asyncio.sleep(0.1)
         assert held.requests == 0
         writer.close()
+
+
+@pytest.mark.parametrize(("version", "stream"), [("1.1", False), ("1.0", True)])
+async def test_a_client_that_leaves_a_whole_answer_unread_gets_it_again(
+    make_world: MakeWorld, version: str, stream: bool
+) -> None:
+    # The kernel takes little of the answer; accepted sockets have the listener's buffer.
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+    address = listener.getsockname()
+    async with make_world(upstreams={}, max_length=10**6, port=None, fd=listener.detach()) as world:
+        ids = world.text("word " * 80_000 + "<|im_end|>")
+        await world.add_worker("w0", ScriptedUpstream([ids], chunk=20_000))
+        session = await world.open(sampling={"max_tokens": len(ids)})
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        client.connect(address)
+        body = json.dumps({"model": "m", "messages": HI, "stream": stream}).encode()
+        path = f"/s/{session.key}/v1/chat/completions"
+        head = f"POST {path} HTTP/{version}\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        client.sendall(head + body)
+        await world.status(session, 0, "committed", "delivered")
+        await asyncio.sleep(0.2)
+        client.close()
+        await world.status(session, 0, "undelivered")
+        url = f"{world.base(session)}/v1/chat/completions"
+        assert (await world.http.post(url, content=body)).status_code == 200
+        assert [call.ordinal for call in world.calls(session)] == [0]
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1beta/models/m:generateContent", "/v1/responses"])

@@ -1,6 +1,7 @@
 """Clients that speak HTTP in ways that few do: HTTP/1.0, offers of HTTP/2, compressed bodies, other routes."""
 
 import asyncio
+import contextlib
 import gzip
 import json
 import re
@@ -25,8 +26,10 @@ async def raw(world: World, head: str, body: bytes) -> tuple[str, bytes]:
     host, port = world.proxy.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(head.replace("\n", "\r\n").encode() + f"content-length: {len(body)}\r\n\r\n".encode() + body)
-    answer = await asyncio.wait_for(reader.read(), 30)
-    writer.close()
+    try:
+        answer = await asyncio.wait_for(reader.read(), 30)
+    finally:
+        writer.close()
     top, _, rest = answer.partition(b"\r\n\r\n")
     return top.decode().lower(), rest
 
@@ -72,6 +75,39 @@ async def test_http_1_0_gets_whole_answers(make_world: MakeWorld, stream: bool) 
             assert rest.endswith(b"data: [DONE]\n\n")
         else:
             assert json.loads(rest)["choices"][0]["message"]["content"] == "Yes."
+
+
+TOOL_CALL = 'Wait.<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call><|im_end|>'
+
+
+async def test_an_http_1_0_client_that_leaves_before_its_stream_is_written_gets_the_same_answer(
+    make_world: MakeWorld,
+) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    body = json.dumps({**ASK, "max_tokens": 100, "stream": True, "tools": [tool]}).encode()
+    async with make_world(TOOL_CALL) as world:
+        session = await world.open()
+        engine = world.scripted("w0")
+        engine.gate.clear()
+        head = f"POST /s/{session.key}/v1/chat/completions HTTP/1.0\n"
+        leaving = asyncio.create_task(raw(world, head, body))
+        while not engine.asked:
+            await asyncio.sleep(0.01)
+        # Some of the answer has come, and is held for the rest.
+        engine.gate.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        engine.gate.clear()
+        leaving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await leaving
+        await asyncio.sleep(0.1)
+        engine.gate.set()
+        await world.status(session, 0, "undelivered")
+        top, rest = await raw(world, head, body)
+        assert " 200 " in top
+        assert rest.endswith(b"data: [DONE]\n\n")
+        assert len(world.calls(session)) == len(engine.asked) == 1
 
 
 async def test_a_head_that_does_not_end_is_not_waited_for(make_world: MakeWorld) -> None:
