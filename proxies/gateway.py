@@ -80,7 +80,7 @@ class ModelCards:
 
 _KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 _OPEN = 256
-"""How many requests of one session may be open at a time."""
+"""How many requests of one session may be open at a time, with those whose clients have left."""
 _LARGE = 1 << 18
 """Bytes from which a body is parsed on a thread: as many take a few milliseconds."""
 _JSON = {"content-type": "application/json"}
@@ -182,7 +182,10 @@ class Gateway:
 
     def _check_room(self, session: Session) -> None:
         """Raises `RequestProblem` for one request too many, before any of it is read."""
-        if session.requests > _OPEN:
+        # A call runs on for a while when its client has left, so it counts: clients that leave at once must
+        # not fill the proxy.
+        crowded = session.requests + len(session.live) > _OPEN
+        if crowded and session.requests + session.left > _OPEN:
             detail = f"This session has {_OPEN} requests open. Wait until some of them are answered."
             raise RequestProblem(Problem("overloaded", detail, retry_after_s=1.0))
         if session.refusals >= session.most_refusals:

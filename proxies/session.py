@@ -166,6 +166,11 @@ class Session:
         return self._readers.setdefault(dialect, BodyReader())
 
     @property
+    def left(self) -> int:
+        """How many calls in flight have lost their clients."""
+        return sum(not call.listeners for call in self.live.values())
+
+    @property
     def refusals(self) -> int:
         """How many requests were refused because of what they were."""
         return sum(self.refused[kind] for kind in OWN_FAULT)

@@ -13,6 +13,7 @@ import pytest
 from harnessgym.proxy_client import OpenedSession
 from harnessgym.store import events
 from harnessgym.traces.verification.verify import verify
+from proxies.fairness import HeldRefusals
 from proxies.renderers.long_texts import LONG
 from proxies.upstreams.scripted import ScriptedUpstream
 from tests.proxies import waiting_renderer
@@ -182,6 +183,17 @@ async def requests_of(world: World, session: OpenedSession, number: int) -> None
     raise AssertionError(f"{held.requests} requests are open, not {number}")
 
 
+async def first_of(tasks: list["asyncio.Task[str]"], number: int) -> list["asyncio.Task[str]"]:
+    """The first ones that are done. The others must not be done by then."""
+    for _ in range(1_000):
+        done = [task for task in tasks if task.done()]
+        if len(done) >= number:
+            assert len(done) == number
+            return done
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{len(done)} are done, not {number}")
+
+
 async def test_a_refusal_for_want_of_room_is_held_and_takes_no_room(make_world: MakeWorld) -> None:
     async with make_world("Yes.<|im_end|>") as world:
         session = await world.open()
@@ -190,19 +202,54 @@ async def test_a_refusal_for_want_of_room_is_held_and_takes_no_room(make_world: 
         async with connections(world, session, map(str, range(256))) as answered:
             await requests_of(world, session, 256)
             begun = time.monotonic()
-            async with connections(world, session, ["more"] * 266) as refused:
-                # So many are held. The rest are refused at once, and their connections closed.
-                heads = [await head_of(reader) for reader in refused[256:]]
-                assert time.monotonic() - begun < 1.0
-                assert {head.split(" ")[1] for head in heads} == {"429"}
-                assert all("connection: close" in head for head in heads)
+            async with connections(world, session, ["more"] * 20) as refused:
+                await asyncio.sleep(0.5)
                 await requests_of(world, session, 256)
-                heads = [await head_of(reader) for reader in refused[:256]]
-                assert time.monotonic() - begun >= 1.0
-                assert {head.split(" ")[1] for head in heads} == {"429"}
-                assert not any("connection: close" in head for head in heads)
+                heads = [await head_of(reader) for reader in refused]
+            assert time.monotonic() - begun >= 1.0
+            assert {head.split(" ")[1] for head in heads} == {"429"}
+            assert not any("connection: close" in head for head in heads)
             gate.set()
             assert {(await head_of(reader)).split(" ")[1] for reader in answered} == {"200"}
+
+
+async def test_calls_whose_clients_have_left_take_room(make_world: MakeWorld) -> None:
+    async with make_world("Yes.<|im_end|>", disconnect_grace_s=60.0) as world:
+        session, other = await world.open(), await world.open()
+        engine = world.scripted("w0")
+        engine.gate.clear()
+        async with connections(world, session, map(str, range(250))):
+            await requests_of(world, session, 250)
+            while len(engine.asked) < 250:
+                await asyncio.sleep(0.01)
+        await requests_of(world, session, 0)
+        async with connections(world, session, map(str, range(300, 320))) as readers:
+            heads = [asyncio.create_task(head_of(reader)) for reader in readers]
+            refused = await first_of(heads, 14)
+            assert all(" 429 " in head.result() for head in refused)
+            mine = asyncio.create_task(world.chat(other.key, HI))
+            engine.gate.set()
+            assert (await mine).status_code == 200
+            assert sum([" 200 " in await head for head in heads]) == 6
+
+
+async def test_so_many_refusals_are_held_and_the_connections_of_others_closed(make_world: MakeWorld) -> None:
+    async with make_world("Yes.<|im_end|>", max_in_flight=1) as world:
+        session, hasty = await world.open(), await world.open()
+        # As by default, except that fewer are held.
+        world.proxy._gateway._held = HeldRefusals(of_one=2, hold_s=1.5)
+        world.scripted("w0").gate.clear()
+        first = asyncio.create_task(world.chat(session.key, HI))
+        await requests_of(world, session, 1)
+        await asyncio.sleep(0.1)
+        async with connections(world, hasty, ["more"] * 5) as refused:
+            tasks = [asyncio.create_task(head_of(reader)) for reader in refused]
+            closed = await first_of(tasks, 3)
+            held = [task for task in tasks if task not in closed]
+            assert all(" 429 " in task.result() and "connection: close" in task.result() for task in closed)
+            assert not any(["connection: close" in await task for task in held])
+        world.scripted("w0").gate.set()
+        assert (await first).status_code == 200
 
 
 async def test_a_client_that_tries_again_without_pause_is_slowed_down(make_world: MakeWorld) -> None:

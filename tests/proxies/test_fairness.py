@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from proxies.fairness import FairThreads, Turns
+from proxies.fairness import FairThreads, HeldRefusals, Turns
 
 pytestmark = pytest.mark.anyio
 
@@ -112,3 +112,24 @@ async def test_work_that_has_not_begun_when_the_threads_are_closed_is_cancelled(
     assert await asyncio.wait_for(begun, 10)
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(waiting, 10)
+
+
+async def test_refusals_that_come_at_once_are_answered_one_after_another() -> None:
+    held, answered = HeldRefusals(hold_s=0.2, of_one=4, of_all=6), list[float]()
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+
+    async def refused(owner: str) -> bool:
+        answer = await held.wait(owner)
+        answered.append(loop.time() - begun)
+        return answer
+
+    tasks = [asyncio.create_task(refused(owner)) for owner in "aaaaabbb"]
+    await asyncio.sleep(0)
+    # The fifth of one owner and the seventh of all are not held.
+    assert [task.done() for task in tasks] == [False] * 4 + [True] + [False] * 2 + [True]
+    assert [await task for task in tasks] == [True] * 4 + [False] + [True] * 2 + [False]
+    waits = sorted(answered)[2:]
+    assert waits[0] >= 0.19
+    assert waits[-1] >= 0.2 + 3 * 0.2 / 4 - 0.01
+    assert await held.wait("a")
