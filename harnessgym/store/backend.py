@@ -10,11 +10,11 @@ wait may end without a change. It always ends after a while, since the expiry of
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Final, Literal, Protocol, Self
 
 from sqlalchemy import URL, Connection, Table
 from sqlalchemy.engine import Engine, make_url
@@ -70,6 +70,21 @@ class Polling:
         self.close()
 
 
+class Pipeline(Protocol):
+    """Prepared statements that are sent without waiting for the result of each."""
+
+    def send(self, sql: str, row: Sequence[Any], otherwise: Exception | None = None) -> None:
+        """Send a statement that returns no rows, and its parameters in order.
+
+        Its failure is raised by a later call. So is `otherwise` if it wrote no row.
+        """
+
+    def wait(self) -> None:
+        """Wait for the results of everything that was sent. Raises the first failure."""
+
+
+PIPELINE: Final = "harnessgym_pipeline"
+"""Key of a connection's pipeline in its `info`, while it has one."""
 Synchronous = Literal["NORMAL", "FULL"]
 LOCK_WAIT_S = 30.0
 """How long a statement waits for another process's lock."""
@@ -103,6 +118,14 @@ class Backend(Protocol):
 
     def alone(self, conn: Connection) -> AbstractContextManager[None]:
         """Open a transaction in which only this connection can change the schema."""
+
+    def pipeline(self, conn: Connection) -> AbstractContextManager[None] | None:
+        """Return a context in which the connection has a `Pipeline`; None if the database has none.
+
+        Entered within a transaction. Any other statement waits for the pipeline first. Leaving the context
+        raises the first failure of a statement, even if it was caught within. A context that is left with an
+        error undoes everything that was done in it, and the transaction stays open.
+        """
 
     def in_transaction(self, conn: Connection) -> bool:
         """Return whether the database still has the transaction that SQLAlchemy believes is open."""

@@ -161,7 +161,10 @@ def finish(conn: Connection, outcome: CallOutcome) -> None:
     _insert_segment(conn, outcome.segment)
     if outcome.body is not None:
         bodies.add(conn, outcome.call_id, "answer", outcome.body)
-    row_count = _FINISH_CALL.run(
+    absent = StoreError(
+        f"The trace database has no intent of call {outcome.call_id}: its outcome was not stored."
+    )
+    _FINISH_CALL.run(
         conn,
         {
             "call": outcome.call_id,
@@ -179,11 +182,8 @@ def finish(conn: Connection, outcome: CallOutcome) -> None:
             "usage": outcome.usage,
             "timings": outcome.timings,
         },
+        otherwise=absent,
     )
-    if not row_count:
-        raise StoreError(
-            f"The trace database has no intent of call {outcome.call_id}: its outcome was not stored."
-        )
 
 
 def set_status(conn: Connection, call_id: str, status: CallStatus, error: str | None = None) -> None:

@@ -12,10 +12,13 @@ from sqlalchemy import Connection, Dialect, Table
 from sqlalchemy.engine.url import URL
 from sqlalchemy.sql.dml import UpdateBase
 
-from harnessgym.store.backend import insert_for
+from harnessgym.errors import StoreError
+from harnessgym.store.backend import PIPELINE, insert_for
 
 Insert = Callable[[Table], Any]
 _POSITIONAL = {"sqlite": "qmark", "postgresql": "format"}
+_NUMBERED = "numeric_dollar"
+"""The server's own parameter style, which pipelines take."""
 
 
 class Prepared:
@@ -38,14 +41,29 @@ class Prepared:
         self._statement = statement
         self._columns = list(columns)
         self._compiled: dict[str, _Compiled] = {}
+        """By parameter style."""
 
-    def run(self, conn: Connection, values: Mapping[str, Any]) -> int:
-        """Execute the statement once, in the connection's transaction. Returns how many rows it wrote."""
+    def run(self, conn: Connection, values: Mapping[str, Any], otherwise: StoreError | None = None) -> None:
+        """Execute the statement once, in the connection's transaction.
+
+        Raises `otherwise` if it wrote no row. On a connection with a `Pipeline`, errors are raised later.
+        """
+        pipeline = conn.info.get(PIPELINE)
+        if pipeline is not None:
+            compiled = self._for(conn, _NUMBERED)
+            pipeline.send(compiled.sql, compiled.row(values), otherwise)
+            return
         compiled = self._for(conn)
-        return int(_driver(conn).execute(compiled.sql, compiled.row(values)).rowcount)
+        row_count = _driver(conn).execute(compiled.sql, compiled.row(values)).rowcount
+        if otherwise is not None and not row_count:
+            raise otherwise
 
     def run_many(self, conn: Connection, rows: Iterable[Mapping[str, Any]]) -> None:
         """Execute the statement for every row."""
+        if PIPELINE in conn.info:
+            for values in rows:
+                self.run(conn, values)
+            return
         compiled = self._for(conn)
         made = [compiled.row(values) for values in rows]
         # One row is the usual case, and `execute` is cheaper for it than a cursor and `executemany`.
@@ -54,13 +72,15 @@ class Prepared:
         else:
             _driver(conn).cursor().executemany(compiled.sql, made)
 
-    def _for(self, conn: Connection) -> "_Compiled":
+    def _for(self, conn: Connection, paramstyle: str = "") -> "_Compiled":
         name = conn.dialect.name
-        compiled = self._compiled.get(name)
+        style = paramstyle or _POSITIONAL[name]
+        compiled = self._compiled.get(style)
         if compiled is None:
             statement = self._statement
             made = statement if isinstance(statement, UpdateBase) else statement(insert_for(name))
-            compiled = self._compiled[name] = _Compiled(made, _positional(conn.dialect), self._columns)
+            compiled = _Compiled(made, _positional(conn.dialect, style), self._columns)
+            self._compiled[style] = compiled
         return compiled
 
 
@@ -83,11 +103,11 @@ class _Compiled:
         return row
 
 
-def _positional(dialect: Dialect) -> Dialect:
+def _positional(dialect: Dialect, paramstyle: str) -> Dialect:
     """Return the connection's dialect with positional parameters, which drivers handle fastest."""
     name = dialect.name
     kind: Callable[..., Dialect] = URL.create(f"{name}+{dialect.driver}").get_dialect()
-    return kind(paramstyle=_POSITIONAL[name])
+    return kind(paramstyle=paramstyle)
 
 
 def _converter(kind: Any, dialect: Dialect) -> Callable[[Any], Any] | None:

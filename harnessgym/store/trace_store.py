@@ -1,16 +1,17 @@
 """Access to the database: short reads, writes that one thread groups into transactions, and watches.
 
 Every process opens one `TraceStore`. Writes are functions that take a connection. Writes that are queued when
-the writer becomes idle share one transaction. Each runs in its own savepoint, so one that fails does not
-affect the others. Only if the database ends the transaction itself (a full disk, a server that went away) do
-all writes of the transaction fail, and then none of them is stored. A write returns only after its
-transaction is committed. With SQLite in WAL mode a commit survives SIGKILL of any process; with
-`synchronous="FULL"`, and always with PostgreSQL, it also survives power loss.
+the writer becomes idle share one transaction, and one that fails does not affect the others: each runs in its
+own savepoint. On PostgreSQL a group first runs in a pipeline (`backend.Pipeline`) without savepoints; if any
+of it fails, it is undone and each write runs again in its savepoint. Only if the database ends the
+transaction itself (a full disk, a server that went away) do all writes of the transaction fail, and then none
+of them is stored. A write returns only after its transaction is committed. With SQLite in WAL mode a commit
+survives SIGKILL of any process; with `synchronous="FULL"`, and always with PostgreSQL, also power loss.
 
-A write may run again if the database rolled it back, and a read if the server did not answer. So these
-functions must do nothing but query the database. The store waits for a server that restarts. Writes are
-queued meanwhile, and no committed write is lost. If the server stays away, all waiting callers fail at the
-same time, and later callers fail at once.
+A write may run again if it or another write of its group was undone, and a read if the server did not answer.
+So these functions must do nothing but query the database. The store waits for a server that restarts. Writes
+are queued meanwhile, and no committed write is lost. If the server stays away, all waiting callers fail at
+the same time, and later callers fail at once.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 import anyio
@@ -266,25 +268,17 @@ class TraceStore:
         """
         # Futures resolve only after the commit. A caller that saw its result earlier could act on a write
         # that is still lost, such as a harness acting on an answer that the store does not have.
-        done: list[tuple[Future[Any], Any]] = []
-        failed: list[tuple[Future[Any], Exception]] = []
-        again: list[_Item] = []
+        outcomes = _Outcomes()
         begun = committing = False
         try:
             with self._refusals():
                 transaction = self._begin()
                 begun = True
-                for work, future in group:
-                    try:
-                        done.append((future, self._write_one(transaction.connection, work)))
-                    except _TransactionLostError:
-                        raise
-                    except _UndoneError as error:
-                        failed += [(future, error)] if last else []
-                        again += [] if last else [(work, future)]
-                    # Raised by the caller's function: passed to the caller.
-                    except Exception as error:  # noqa: BLE001
-                        failed.append((future, error))
+                results = self._write_together(transaction.connection, group)
+                if results is None:
+                    self._write_apart(transaction.connection, group, outcomes, last=last)
+                else:
+                    outcomes.done += zip((future for _, future in group), results, strict=True)
                 committing = True
                 transaction.commit()
         except Exception as error:  # noqa: BLE001 the transaction failed: passed to every caller
@@ -295,11 +289,38 @@ class TraceStore:
                 return group
             self._fail(group, error, unknown=committing)
             return []
-        for future, result in done:
+        for future, result in outcomes.done:
             future.set_result(result)
-        for future, failure in failed:
+        for future, failure in outcomes.failed:
             future.set_exception(failure)
-        return again
+        return outcomes.again
+
+    def _write_together(self, conn: Connection, group: list["_Item"]) -> list[Any] | None:
+        """Run a group's writes in a pipeline. Returns None, with nothing written, if any of them failed."""
+        pipeline = self._backend.pipeline(conn) if len(group) > 1 else None
+        if pipeline is None:
+            return None
+        try:
+            with pipeline:
+                return [work(conn) for work, _ in group]
+        except Exception as error:
+            if not self._backend.in_transaction(conn):
+                raise _TransactionLostError(self._backend.explain(error)) from error
+            return None
+
+    def _write_apart(self, conn: Connection, group: list["_Item"], out: "_Outcomes", *, last: bool) -> None:
+        """Run each write of a group in its own savepoint."""
+        for work, future in group:
+            try:
+                out.done.append((future, self._write_one(conn, work)))
+            except _TransactionLostError:
+                raise
+            except _UndoneError as error:
+                out.failed += [(future, error)] if last else []
+                out.again += [] if last else [(work, future)]
+            # Raised by the caller's function: passed to the caller.
+            except Exception as error:  # noqa: BLE001
+                out.failed.append((future, error))
 
     def _fail(self, group: list["_Item"], error: Exception, *, unknown: bool) -> None:
         """Fail all futures of a group.
@@ -385,6 +406,15 @@ class TraceStore:
 
 
 _Item = tuple[Work[Any], "Future[Any]"]
+
+
+@dataclass
+class _Outcomes:
+    """What became of the writes of a group, once it is committed."""
+
+    done: list[tuple["Future[Any]", Any]] = field(default_factory=list)
+    failed: list[tuple["Future[Any]", Exception]] = field(default_factory=list)
+    again: list[_Item] = field(default_factory=list)
 
 
 class _Outage:

@@ -17,12 +17,22 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from harnessgym.errors import StoreError
-from harnessgym.store.backend import CHANNEL, LOCK_WAIT_S, StoreWatch, Synchronous, seconds_in, shown
+from harnessgym.store.backend import (
+    CHANNEL,
+    LOCK_WAIT_S,
+    PIPELINE,
+    StoreWatch,
+    Synchronous,
+    seconds_in,
+    shown,
+)
 from harnessgym.store.schema import WRITING
 
 try:
     import psycopg
     from psycopg.types.string import StrDumper
+
+    from harnessgym.store.backends.pipeline import PostgresqlPipeline
 except ImportError:
     raise StoreError("PostgreSQL needs a driver: `pip install 'harnessgym-rl[postgres]'`.") from None
 
@@ -35,6 +45,11 @@ _GATHER_S = 0.01
 _MIGRATING: Final = 7_450_961
 """Key of the advisory lock that a migration holds."""
 _SETTINGS = "SELECT set_config('lock_timeout', %s, false), set_config('synchronous_commit', %s, false)"
+_SHORT_LOCK_WAIT = "SET LOCAL lock_timeout = '1s'"
+"""How long the statements of a pipeline wait for a lock. A write that is locked out for longer runs again, in
+its own savepoint, and waits `LOCK_WAIT_S` there."""
+_STATEMENTS: Final = "harnessgym_statements"
+"""Key of a connection's prepared statements in its `info`."""
 _AWAY = ("08", "57P01", "57P02", "57P03")
 """SQLSTATEs of a lost connection, and of a server that is stopping or starting."""
 _UNDONE = ("40001", "40P01")
@@ -120,6 +135,12 @@ class PostgresqlBackend:
             durable = "on" if row is None or row[0] == "off" else row[0]
             driver.execute(_SETTINGS, (f"{LOCK_WAIT_S:.0f}s", durable))
 
+        @event.listens_for(engine, "before_cursor_execute")
+        def _wait_for_pipeline(conn: Connection, *_statement: object) -> None:
+            pipeline = conn.info.get(PIPELINE)
+            if pipeline is not None:
+                pipeline.wait()
+
         @event.listens_for(engine, "begin")
         def _begin(conn: Connection) -> None:
             # Reads see one snapshot. Writes run under READ COMMITTED: after waiting for a row lock they must
@@ -138,6 +159,27 @@ class PostgresqlBackend:
             yield
         finally:
             conn.rollback()
+
+    @contextlib.contextmanager
+    def pipeline(self, conn: Connection) -> Iterator[None]:
+        """See `Backend.pipeline`."""
+        driver = conn.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        # SQLAlchemy does not give the `info` of a connection that was lost.
+        info = conn.info
+        pipeline = info[PIPELINE] = PostgresqlPipeline(driver, info.setdefault(_STATEMENTS, {}))
+        try:
+            pipeline.send("SAVEPOINT together", ())
+            pipeline.send(_SHORT_LOCK_WAIT, ())
+            yield
+            pipeline.end()
+        except BaseException:
+            # Raises instead if the connection is lost.
+            pipeline.settle()
+            driver.execute("ROLLBACK TO together")
+            raise
+        finally:
+            info.pop(PIPELINE, None)
 
     def in_transaction(self, conn: Connection) -> bool:
         """See `Backend.in_transaction`."""

@@ -92,6 +92,9 @@ class SqliteBackend:
             conn.rollback()
             _driver(conn).execute("PRAGMA foreign_keys=ON")
 
+    def pipeline(self, conn: Connection) -> None:
+        """See `Backend.pipeline`. Returns None."""
+
     def in_transaction(self, conn: Connection) -> bool:
         """See `Backend.in_transaction`. SQLite rolls back by itself, e.g. when the disk is full."""
         return _driver(conn).in_transaction
