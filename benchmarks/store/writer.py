@@ -32,7 +32,9 @@ async def ours(store: TraceStore, made: list[list[Turn]]) -> None:
             read = reader.read(turn.body)
             assert isinstance(read, ReadBody)
             body = split_of(read)
-            intended = store.submit(partial(calls.intend, intent=turn.intent, segment=turn.prompt, body=body))
+            intended = store.submit(
+                partial(calls.intend, intent=turn.intent, segment=turn.prompt, body=body), wake=False
+            )
             intended.add_done_callback(partial(read.stored, turn.intent.id))
             await store.awrite(partial(calls.finish, outcome=turn.outcome))
 
