@@ -70,7 +70,7 @@ class Polling:
         self.close()
 
 
-class Pipeline(Protocol):
+class StatementPipeline(Protocol):
     """Prepared statements that are sent without waiting for the result of each."""
 
     def send(self, sql: str, row: Sequence[Any], otherwise: Exception | None = None) -> None:
@@ -120,7 +120,7 @@ class Backend(Protocol):
         """Open a transaction in which only this connection can change the schema."""
 
     def pipeline(self, conn: Connection) -> AbstractContextManager[None] | None:
-        """Return a context in which the connection has a `Pipeline`; None if the database has none.
+        """Return a context in which the connection has a `StatementPipeline`; None if the database has none.
 
         Entered within a transaction. Any other statement waits for the pipeline first. Leaving the context
         raises the first failure of a statement, even if it was caught within. A context that is left with an

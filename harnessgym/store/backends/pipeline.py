@@ -24,7 +24,7 @@ _numbers = itertools.count()
 
 
 class PostgresqlPipeline:
-    """See `harnessgym.store.backend.Pipeline`."""
+    """See `harnessgym.store.backend.StatementPipeline`."""
 
     def __init__(self, driver: "psycopg.Connection[Any]", names: dict[str, bytes]) -> None:
         """`names`: the connection's prepared statements by their SQL, to which this adds."""
@@ -38,7 +38,7 @@ class PostgresqlPipeline:
         self._failure: Exception | None = None
 
     def send(self, sql: str, row: Sequence[Any], otherwise: Exception | None = None) -> None:
-        """See `Pipeline.send`. Raises `TypeError` for a value of a type that it cannot encode."""
+        """See `StatementPipeline.send`. Raises `TypeError` for a value of a type that it cannot encode."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -58,7 +58,7 @@ class PostgresqlPipeline:
             raise
 
     def wait(self) -> None:
-        """See `Pipeline.wait`."""
+        """See `StatementPipeline.wait`."""
         self.settle()
         if self._failure is not None:
             raise self._failure
