@@ -1,8 +1,8 @@
 """When the proxy looks for reference cycles: no request waits for a search through everything it holds.
 
 A proxy mostly holds sessions, which are in no cycle, and a full collection looks at all of them: a third of a
-second after a few thousand calls, all of it on the event loop. So the collector's own runs are small, and the
-full ones come when no call is in flight.
+second after a few thousand calls, all of it on the event loop. So every second only what was made since then
+is looked at, and what is left of it is not looked at again until no call is in flight.
 """
 
 import asyncio
@@ -13,33 +13,36 @@ from collections.abc import Callable
 _SMALL = (2_000, 5, 1_000_000)
 """Thresholds of the collector: about a millisecond for the youngest objects, ten for those of five such runs,
 and no full collection."""
-_LOOK_S = 5.0
+_LOOK_S = 1.0
+_QUIET_S = 30.0
 _LONGEST_S = 600.0
-_LEAST = 100
 
 
 def collect_little() -> None:
-    """Leave full collections to `collect_in_quiet`; what exists so far is never looked at."""
+    """Leave older objects to `collect`. What exists so far is not looked at until no call is in flight."""
     gc.freeze()
     gc.set_threshold(*_SMALL)
 
 
-async def collect_in_quiet(
+async def collect(
     busy: Callable[[], bool],
     *,
     look_s: float = _LOOK_S,
+    quiet_s: float = _QUIET_S,
     longest_s: float = _LONGEST_S,
-    least: int = _LEAST,
 ) -> None:
-    """Collect everything when it has been found not to be `busy`, or after `longest_s` all the same. Runs
-    until it is cancelled.
+    """Collect what was made since the last look, every `look_s` seconds. Runs until it is cancelled.
 
-    It looks every `look_s` seconds, and collects only if there were `least` runs of the middle generation.
+    Everything is collected after `quiet_s` seconds if it is not `busy`, and after `longest_s` all the same.
     """
     collected_at = time.monotonic()
     while True:
         await asyncio.sleep(look_s)
-        late = time.monotonic() - collected_at >= longest_s
-        if gc.get_count()[2] >= least and (late or not busy()):
-            gc.collect()
+        if not any(gc.get_count()[1:]):
+            continue
+        age_s = time.monotonic() - collected_at
+        if age_s >= longest_s or (age_s >= quiet_s and not busy()):
+            gc.unfreeze()
             collected_at = time.monotonic()
+        gc.collect()
+        gc.freeze()
