@@ -46,7 +46,8 @@ class Prepared:
     def run(self, conn: Connection, values: Mapping[str, Any], otherwise: StoreError | None = None) -> None:
         """Execute the statement once, in the connection's transaction.
 
-        Raises `otherwise` if it wrote no row. On a connection with a `StatementPipeline`, errors are raised later.
+        Raises `otherwise` if it wrote no row. On a connection with a `StatementPipeline`, errors are raised
+        later.
         """
         pipeline = conn.info.get(PIPELINE)
         if pipeline is not None:
