@@ -2,11 +2,11 @@
 
 Every process opens one `TraceStore`. Writes are functions that take a connection. Writes that are queued when
 the writer becomes idle share one transaction, and one that fails does not affect the others: each runs in its
-own savepoint. On PostgreSQL a group first runs without savepoints, in a `backend.StatementPipeline`; if any of
-it fails, it is undone and each write runs again in its savepoint. Only if the database ends the transaction
-itself (a full disk, a server that went away) do all writes of the transaction fail, and then none of them is
-stored. A write returns only after its transaction is committed. With SQLite in WAL mode a commit survives
-SIGKILL of any process; with `synchronous="FULL"`, and always with PostgreSQL, also power loss.
+own savepoint. On PostgreSQL a group first runs without savepoints, in a `backend.StatementPipeline`; if any
+of it fails, it is undone and each write runs again in its savepoint. Only if the database ends the
+transaction itself (a full disk, a server that went away) do all writes of the transaction fail, and then none
+of them is stored. A write returns only after its transaction is committed. With SQLite in WAL mode a commit
+survives SIGKILL of any process; with `synchronous="FULL"`, and always with PostgreSQL, also power loss.
 
 A write may run again if it or another write of its group was undone, and a read if the server did not answer.
 So these functions must do nothing but query the database. The store waits for a server that restarts. Writes
