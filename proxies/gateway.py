@@ -173,7 +173,7 @@ class Gateway:
         except RequestProblem as refusal:
             self._refused(session, target, refusal.problem)
             # The request is not open any more, so a refusal that is held takes nobody's room.
-            if refusal.problem.kind == "overloaded":
+            if refusal.problem.kind == "overloaded" or refusal.problem.limit == "refusals":
                 connection.last = not await self._held.wait(session.row.id)
             # What is left of a slow body is not waited for.
             elif refusal.problem.kind == "too_slow":

@@ -115,7 +115,9 @@ async def test_after_too_many_refused_requests_a_session_has_no_more(make_world:
         session = await world.open()
         codes = [(await world.chat(session.key, HI, **BAD)).status_code for _ in range(256)]
         assert set(codes) == {400}
+        begun = time.monotonic()
         refused = await world.chat(session.key, HI)
+        assert time.monotonic() - begun >= 1.0
         assert (refused.status_code, refused.headers["x-should-retry"]) == (403, "false")
         assert "256 refused requests" in refused.json()["error"]["message"]
         # A proxy that starts again knows it.
