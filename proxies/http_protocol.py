@@ -5,6 +5,8 @@ import re
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+_PAUSE_S = 0.005
+"""Seconds between two pieces of a body that is thrown away, each of which has at most 256 KiB."""
 _OFFER = re.compile(rb"\A((?:[^\r\n]+\r\n)+?)upgrade:[ \t]*h2c[ \t]*\r\n", re.IGNORECASE)
 """The beginning of a request that offers HTTP/2; the first group is what comes before the offer."""
 
@@ -57,3 +59,13 @@ class PlainHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of requests. A client that offers HTTP/2 sends the whole head at once."""
         super().data_received(without_offer(data) if b"h2c" in data else data)
+        # What is left of a body whose request is already refused is thrown away, since many clients read no
+        # answer before they have sent all. Read as fast as it comes, it would keep the loop from others.
+        cycle = self.cycle
+        if cycle is not None and cycle.response_complete and cycle.more_body:
+            self.flow.pause_reading()
+            self.loop.call_later(_PAUSE_S, self._go_on)
+
+    def _go_on(self) -> None:
+        if not self.transport.is_closing():
+            self.flow.resume_reading()

@@ -5,6 +5,7 @@ import contextlib
 import gzip
 import json
 import re
+import time
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -108,6 +109,31 @@ async def test_an_http_1_0_client_that_leaves_before_its_stream_is_written_gets_
         assert " 200 " in top
         assert rest.endswith(b"data: [DONE]\n\n")
         assert len(world.calls(session)) == len(engine.asked) == 1
+
+
+async def test_what_is_left_of_a_refused_body_is_thrown_away_slowly(make_world: MakeWorld) -> None:
+    async with make_world(ANSWER, max_body=1_000) as world:
+        session = await world.open()
+        assert world.proxy.url is not None
+        host, port = world.proxy.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        url = f"/s/{session.key}/v1/chat/completions"
+        size = 30 * 10**6
+        begun = time.monotonic()
+        writer.write(
+            f"POST {url} HTTP/1.1\r\nhost: x\r\ncontent-length: {size}\r\n\r\n".encode() + bytes(size)
+        )
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        assert head.startswith(b"HTTP/1.1 413")
+        length = re.search(rb"content-length: (\d+)", head)
+        assert length is not None
+        await reader.readexactly(int(length[1]))
+        # The connection goes on.
+        body = json.dumps(ASK).encode()
+        writer.write(f"POST {url} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        assert (await asyncio.wait_for(reader.readline(), 30)).startswith(b"HTTP/1.1 200")
+        assert time.monotonic() - begun > 0.4
+        writer.close()
 
 
 async def test_a_head_that_does_not_end_is_not_waited_for(make_world: MakeWorld) -> None:
