@@ -13,6 +13,7 @@ from typing import Any
 import openai
 import pytest
 
+from proxies.upstreams.scripted import ScriptedUpstream
 from tests.proxies.conftest import MakeWorld, World
 
 pytestmark = pytest.mark.anyio
@@ -86,24 +87,19 @@ async def test_an_http_1_0_client_that_leaves_before_its_stream_is_written_gets_
 ) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     body = json.dumps({**ASK, "max_tokens": 100, "stream": True, "tools": [tool]}).encode()
-    async with make_world(TOOL_CALL) as world:
+    async with make_world(upstreams={}) as world:
+        engine = ScriptedUpstream([world.text(TOOL_CALL)], delay_s=0.1)
+        await world.add_worker("w0", engine)
         session = await world.open()
-        engine = world.scripted("w0")
-        engine.gate.clear()
         head = f"POST /s/{session.key}/v1/chat/completions HTTP/1.0\n"
         leaving = asyncio.create_task(raw(world, head, body))
-        while not engine.asked:
-            await asyncio.sleep(0.01)
+        (held,) = [each for each in world.proxy.sessions.open() if each.row.id == session.session_id]
         # Some of the answer has come, and is held for the rest.
-        engine.gate.set()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        engine.gate.clear()
+        while not any(call.deltas for call in held.live.values()):
+            await asyncio.sleep(0.01)
         leaving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await leaving
-        await asyncio.sleep(0.1)
-        engine.gate.set()
         await world.status(session, 0, "undelivered")
         top, rest = await raw(world, head, body)
         assert " 200 " in top
