@@ -36,13 +36,17 @@ async def collect(
     Everything is collected after `quiet_s` seconds if it is not `busy`, and after `longest_s` all the same.
     """
     collected_at = time.monotonic()
+    left = False  # whether there may be garbage that only a full collection finds
     while True:
         await asyncio.sleep(look_s)
-        if not any(gc.get_count()[1:]):
-            continue
+        made = any(gc.get_count()[1:])
+        left = left or made
         age_s = time.monotonic() - collected_at
-        if age_s >= longest_s or (age_s >= quiet_s and not busy()):
+        if left and (age_s >= longest_s or (age_s >= quiet_s and not busy())):
             gc.unfreeze()
             collected_at = time.monotonic()
+            left = False
+        elif not made:
+            continue
         gc.collect()
         gc.freeze()
