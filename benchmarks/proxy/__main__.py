@@ -2,7 +2,7 @@
 
 The same loads go through the direct path to a scripted engine, through LiteLLM's proxy, through Agent
 Lightning's, and through ours, which alone commits every call to a database before it answers: conversations
-that grow by a line a turn, and such as agents hold, with prompts of up to 67,000 tokens. Then histories that
+that grow by a line a turn, and such as agents hold, with prompts of up to 68,000 tokens. Then histories that
 are rewritten in every turn, a tokenizer of 150,000 words, what one session waits for the proxy with three
 kinds of clients, a session of a thousand turns, 256 paced streams, what honest sessions wait beside a hostile
 one, and where the proxy's time goes. Everything runs on this machine at the same time, so compare figures of

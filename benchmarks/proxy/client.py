@@ -27,7 +27,7 @@ _SYSTEM = "You look things up and say what you find. " * 25
 
 Shape = Literal["short", "held", "rebuilt"]
 """short: every turn adds a line, as little as a harness can.
-held: what an agent reads grows from turn to turn, to prompts of 67,000 tokens at the 50th and of 18,000 on
+held: what an agent reads grows from turn to turn, to prompts of 68,000 tokens at the 50th and of 19,000 on
 average.
 rebuilt: the same, and the system text tells the time, so no prompt continues an earlier one."""
 _WORDS = re.findall(
