@@ -339,7 +339,7 @@ async def _serve(settings: ProxySettings, store: TraceStore) -> None:
         f"{proxy.control_address}",
         flush=True,
     )
-    collecting = asyncio.create_task(garbage.collect(lambda: proxy.relay.in_flight > 0))
+    collecting = asyncio.create_task(garbage.collect(lambda: proxy.relay.runner.in_flight > 0))
     await stop.wait()
     collecting.cancel()
     await proxy.stop()

@@ -232,9 +232,9 @@ class Control:
             for worker in self._workers.all()
         ]
         counts = {
-            "calls": self._relay.started,
-            "in_flight": self._relay.in_flight,
-            "tokens": self._relay.tokens,
+            "calls": self._relay.runner.started,
+            "in_flight": self._relay.runner.in_flight,
+            "tokens": self._relay.runner.tokens,
         }
         uptime = round(time.time() - self._started, 3)
         return JSONResponse(

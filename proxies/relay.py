@@ -1,39 +1,32 @@
-"""Turns a request into a committed call: continue the session, write the intent, sample, commit, settle.
+"""Turns a request into calls: continue the session, write the intent, and have the call run.
 
-Each call is a task of its own, to which clients listen. A client may leave and come back without affecting
-the call; a call without any listener ends after a grace time.
+A client may leave and come back without affecting its call; a call without any listener ends after a grace
+time.
 """
 
 import asyncio
-import logging
 import os
-import re
 import time
-from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from harnessgym.errors import HarnessGymError, StoreError, StoreUnavailable, UpstreamError, UpstreamLost
 from harnessgym.harness import SideCallRule
-from harnessgym.message import Message, Sampling, context_digest
+from harnessgym.message import context_digest
 from harnessgym.store.agents import AgentRow
-from harnessgym.store.bodies import split_body
-from harnessgym.store.calls import CallIntent, CallOutcome, CallStatus, RecordedCall, Segment
+from harnessgym.store.calls import CallIntent, RecordedCall, Segment
 from harnessgym.store.tables import new_id
-from harnessgym.tokens import TokenArray, hash_ids, spans_of
+from harnessgym.tokens import hash_ids
 from harnessgym.traces.forest import Forest
 from proxies.answerer import Answerer
-from proxies.call import Call, SampledTokens
+from proxies.call import Call
+from proxies.call_runner import CallRunner, members_of
 from proxies.constraints import constrained, refuse_images
 from proxies.continuation import Break, Prompt, continue_from
 from proxies.conversations import PolicyContext
 from proxies.dialect import (
-    Answer,
-    Finished,
-    FinishReason,
     ModelRequest,
     Problem,
     RequestProblem,
@@ -41,60 +34,16 @@ from proxies.dialect import (
     TokenUsage,
 )
 from proxies.fairness import FairThreads
-from proxies.feed import TokenFeed
-from proxies.parsers.raw import RawParser
 from proxies.raw_prompt import raw_chain
 from proxies.recorder import Recorder
 from proxies.renderers.long_texts import KnownTokens, LongText, TooManyTokens
 from proxies.served_policies import ServedPolicies, ServedPolicy
-from proxies.session import Session, answer_digest
-from proxies.upstream import TextRefusal
+from proxies.session import Session
+from proxies.side_calls import classify
 from proxies.work_slots import WorkSlots
 from proxies.workers import WorkerTable
 
 T = TypeVar("T")
-
-_CLAUDE_CODE = r"\Ax-anthropic-billing-header:"
-BUILT_IN = (
-    SideCallRule(
-        kind="side", name="quota probe", no_tools=True, max_tokens=1, user_pattern=r"\A(?:quota|count)\Z"
-    ),
-    SideCallRule(kind="side", name="title", no_tools=True, json_schema=True, system_pattern=_CLAUDE_CODE),
-)
-"""Side-call rules of every session, tried after its own. They know Claude Code by what it says, because the
-Claude Agent SDK runs it under other programs' names.
-"""
-
-
-def classify(request: ModelRequest, rules: Sequence[SideCallRule]) -> SideCallRule | None:
-    """The first rule that matches a request; None for the policy's own calls."""
-    return next((rule for rule in (*rules, *BUILT_IN) if _meets(request, rule)), None)
-
-
-def _meets(request: ModelRequest, rule: SideCallRule) -> bool:
-    return (
-        not (rule.no_tools and request.tools)
-        and not (rule.json_schema and request.output is None)
-        and rule.model in ("", request.model)
-        and (
-            not rule.max_tokens or (request.max_tokens is not None and request.max_tokens <= rule.max_tokens)
-        )
-        and (not rule.system_prefix or _system(request).startswith(rule.system_prefix))
-        and (not rule.system_pattern or re.search(rule.system_pattern, _system(request)) is not None)
-        and (not rule.user_pattern or re.search(rule.user_pattern, _last_user(request)) is not None)
-    )
-
-
-def _system(request: ModelRequest) -> str:
-    return next((message.content for message in request.messages if message.role == "system"), "")
-
-
-def _last_user(request: ModelRequest) -> str:
-    return next((message.content for message in reversed(request.messages) if message.role == "user"), "")
-
-
-log = logging.getLogger(__name__)
-_MEMBERS = {kind: tuple(field.name for field in fields(kind)) for kind in (Sampling, TokenUsage)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +77,7 @@ class IncomingRequest:
 
 
 class Relay:
-    """Runs the calls of all sessions."""
+    """Starts the calls of all sessions."""
 
     def __init__(
         self, recorder: Recorder, workers: WorkerTable, policies: ServedPolicies, limits: RelayLimits
@@ -140,10 +89,8 @@ class Relay:
         self.threads = FairThreads(max(1, (os.cpu_count() or 1) // 2))
         """For what would keep the event loop from other sessions."""
         self.slots = WorkSlots(hurry=recorder.flush)
-        self._answerer = Answerer(workers, policies, limits.run_id, self.slots)
-        self.in_flight = 0
-        self.started = 0
-        self.tokens = 0
+        answerer = Answerer(workers, policies, limits.run_id, self.slots)
+        self.runner = CallRunner(recorder, policies, answerer, self.slots)
 
     async def calls(self, session: Session, incoming: IncomingRequest) -> list[Call]:
         """The calls that answer a request, one per sibling: the earlier ones if it is a retry, otherwise new
@@ -228,10 +175,10 @@ class Relay:
             not isinstance(known, Call) and (known is None or known.completion_segment is None)
             for known in earlier
         )
-        if sampled and self.in_flight + sampled > self.limits.max_in_flight:
-            detail = (
-                f"The proxy has {self.in_flight} calls in flight, its limit is {self.limits.max_in_flight}."
-            )
+        if sampled and self.runner.in_flight + sampled > self.limits.max_in_flight:
+            running = self.runner.in_flight
+            most = self.limits.max_in_flight
+            detail = f"The proxy has {running} calls in flight, its limit is {most}."
             raise RequestProblem(Problem("overloaded", detail, retry_after_s=1.0))
         new = sum(known is None for known in earlier)
         if new and (reached := session.limit_reached(new)):
@@ -312,7 +259,7 @@ class Relay:
             session.acknowledged.add(parent.call_id)
             self.recorder.note(parent.call_id, "acknowledged")
         session.remember(call, chain)
-        self._run(session, call, intended)
+        self.runner.run(session, call, intended)
         return call
 
     def _resume(self, session: Session, incoming: IncomingRequest, stored: RecordedCall) -> Call:
@@ -327,7 +274,7 @@ class Relay:
         session.remember(call, [])
         intended: Future[None] = Future()
         intended.set_result(None)
-        self._run(session, call, intended)
+        self.runner.run(session, call, intended)
         return call
 
     def _restore(self, session: Session, incoming: IncomingRequest, stored: RecordedCall) -> Call:
@@ -339,12 +286,12 @@ class Relay:
         chain = stored.chain_digest
         segment = segments[stored.prompt_segment]
         call = self._make(session, incoming, prompt, segment, chain, stored.id, stored.ordinal)
-        feed = self._feed(call)
+        feed = self.runner.feed(call)
         feed.add(completion.ids)
         call.prompt_len = stored.prompt_len
         message = feed.finish()
         usage = TokenUsage(stored.prompt_len, len(completion.ids), reasoning_tokens=feed.reasoning_tokens)
-        self._settle(call, feed, message, stored.finish_reason or "stop", usage)
+        self.runner.settle(call, feed, message, stored.finish_reason or "stop", usage)
         session.resume(stored)
         session.recent.add(call)
         return call
@@ -429,135 +376,13 @@ class Relay:
             prompt_segment=call.prompt_segment,
             upstream="",
             sampling_asked=dict(call.request.asked),
-            sampling_applied=_members(call.sampling),
+            sampling_applied=members_of(call.sampling),
             parent_call_id=None if parent is None else parent.call_id,
             parent_evidence="none" if parent is None else "token_prefix",
             break_class=None if broken is None else broken.kind,
             break_detail=None if broken is None else broken.detail,
             policy_id=call.policy_id,
         )
-
-    def _feed(self, call: Call) -> TokenFeed:
-        language = self.policies.by_id(call.policy_id).language
-        if call.request.prompt is not None:
-            return TokenFeed(
-                call, RawParser(language.renderer.written, stop_token_ids=language.stop_token_ids)
-            )
-        tools = bool(call.request.tools) and call.request.tool_choice != "none"
-        return TokenFeed(call, language.parser(call_prefix=f"{call.call_prefix}{call.id}_", tools=tools))
-
-    def _run(self, session: Session, call: Call, intended: "Future[None]") -> None:
-        self.in_flight += 1
-        self.started += 1
-        self.slots.call_begun(session.row.id, intended)
-        call.task = asyncio.create_task(self._drive(session, call, intended))
-
-    async def _drive(self, session: Session, call: Call, intended: "Future[None]") -> None:
-        """Run a call to its end: sampling, then committed, aborted or failed. It is settled and recorded in
-        every case.
-        """
-        started = time.monotonic()
-        feed = self._feed(call)
-        try:
-            # Only `Call.interrupt` cancels the task, and only while it samples. The tokens so far are real
-            # policy samples, so they are committed as aborted and not thrown away.
-            try:
-                await self._answerer.answer(session, call, feed)
-                status: CallStatus = "committed"
-            except asyncio.CancelledError:
-                status = "aborted"
-            # From here on no interruption can cancel the commit.
-            call.interruptible = False
-            async with self.slots.piece(session.row.id):
-                await self._commit(session, call, feed, status, started, intended)
-        except Exception as error:
-            if not isinstance(error, HarnessGymError):
-                log.exception("Call %s failed inside the proxy.", call.id)
-            feed.close()
-            await self._fail(session, call, error, intended)
-        finally:
-            self.in_flight -= 1
-            self.slots.call_ended(session.row.id)
-            session.live.pop(call.id, None)
-            call.release()
-
-    async def _commit(
-        self,
-        session: Session,
-        call: Call,
-        feed: TokenFeed,
-        status: CallStatus,
-        started: float,
-        intended: "Future[None]",
-    ) -> None:
-        sampled = call.sampled
-        message = feed.finish()
-        usage = TokenUsage(call.prompt_len, len(sampled.ids), sampled.cached_tokens, feed.reasoning_tokens)
-        logprobs = None if sampled.text_only else array("f", sampled.logprobs)
-        segment = Segment(
-            new_id(), session.row.id, "completion", call.prompt_segment, TokenArray(sampled.ids), logprobs
-        )
-        digest = answer_digest(call.chain, message)
-        outcome = CallOutcome(
-            call_id=call.id,
-            segment=segment,
-            spans=spans_of(sampled.versions),
-            answer_digest=digest,
-            finish_reason=sampled.finish_reason,
-            stop_token=sampled.stop_token,
-            upstream=sampled.worker,
-            usage=_members(usage),
-            timings=_timings(sampled, started) | call.silence.timings(),
-            status=status,
-            body=None if sampled.body is None else split_body(sampled.body),
-        )
-        # Commit first, then change the session, then settle. A client can act on an answer only once it is
-        # settled, so nothing it does can refer to a call that a crash would lose.
-        await self.recorder.finish(outcome, session.decided(call, status, message, digest), intended)
-        self.tokens += len(sampled.ids)
-        session.record(call, segment, message, digest)
-        if status == "aborted":
-            call.settle(problem=Problem("upstream", "The call was ended before its answer was complete."))
-        else:
-            self._settle(call, feed, message, sampled.finish_reason, usage)
-            if not call.listeners:
-                self.recorder.note(call.id, "undelivered")
-
-    def _settle(
-        self, call: Call, feed: TokenFeed, message: Message, finish_reason: str, usage: TokenUsage
-    ) -> None:
-        reason: FinishReason = (
-            "length" if finish_reason == "length" else "tool_calls" if message.tool_calls else "stop"
-        )
-        call.deltas.append(Finished(reason, usage, feed.stop_sequence))
-        call.settle(
-            Answer(call.id, call.stamp.model, message, reason, usage, call.stamp.created, feed.stop_sequence)
-        )
-
-    async def _fail(self, session: Session, call: Call, error: Exception, intended: "Future[None]") -> None:
-        """Settle a failed call and record the failure. If a write failed, the session becomes stale."""
-        text = str(error) if isinstance(error, HarnessGymError) else f"{type(error).__name__}: {error}"
-        session.tracker.failed(call.id)
-        # After a failed write nobody knows what the store has of the call. Only loading the session again
-        # brings memory and store together.
-        session.stale = session.stale or isinstance(error, StoreError)
-        # While the store is away, tell the clients first: recording the failure may wait for a long time.
-        if isinstance(error, StoreUnavailable):
-            call.settle(problem=Problem("unavailable", text, retry_after_s=1.0))
-        try:
-            await self.recorder.wait(intended)
-            await self.recorder.fail(call.id, text)
-        except StoreError as refusal:
-            session.stale = True
-            # The message is enough.
-            log.error("The failure of call %s could not be recorded: %s", call.id, refusal)  # noqa: TRY400
-        # If the engine was lost before the first token, nothing was shown: the client may simply retry.
-        early = isinstance(error, UpstreamLost) and not call.sampled.ids
-        problem = Problem("overloaded" if early else "upstream", text, retry_after_s=1.0 if early else None)
-        if not call.settled:
-            call.settle(problem=error.problem if isinstance(error, TextRefusal) else problem)
-        if not isinstance(error, UpstreamError):
-            log.error("Call %s failed: %s", call.id, text)
 
 
 def _stored(forest: Forest, segment: Segment, written: "Future[None]") -> None:
@@ -571,14 +396,3 @@ def _known_break(broken: Break, rule: SideCallRule | None, fresh: AgentRow | Non
         return replace(broken, kind="compaction")
     another = fresh is not None and fresh.evidence == "header"
     return replace(broken, kind="sub_agent") if another else broken
-
-
-def _members(record: Sampling | TokenUsage) -> dict[str, Any]:
-    """A record's fields by name, without copying containers as `dataclasses.asdict` would."""
-    return {name: getattr(record, name) for name in _MEMBERS[type(record)]}
-
-
-def _timings(sampled: SampledTokens, started: float) -> dict[str, float]:
-    now = time.monotonic()
-    first = now if sampled.first_at is None else sampled.first_at
-    return {"first_token_s": round(first - started, 6), "total_s": round(now - started, 6)}

@@ -104,7 +104,7 @@ async def test_calls_in_flight_count_and_side_calls_do_not(make_world: MakeWorld
             asyncio.create_task(world.chat(session.key, [{"role": "user", "content": f"{n}"}]))
             for n in range(2)
         ]
-        while world.proxy.relay.in_flight < 2:
+        while world.proxy.relay.runner.in_flight < 2:
             await asyncio.sleep(0.01)
         assert (await world.chat(session.key, HI)).status_code == 403
         world.scripted("w0").gate.set()
