@@ -27,8 +27,7 @@ from harnessgym.run_folder import write_json
 from harnessgym.traces.trajectories import Row
 from trainers import checkpoint
 from trainers.checkpoint import Checkpoint, CheckpointWriter, RandomState
-from trainers.policy import Policy, PolicyConfig
-from trainers.policy_weights import published_weights
+from trainers.policies.native import NativeConfig, NativePolicy
 from trainers.update import UpdateSettings, make_optimizer, policy_update
 from trainers.weights.publish import publish_full
 
@@ -94,9 +93,7 @@ def measure(folder: Path, size: int, steps: int, wait_s: float, lazy: bool) -> F
         policy_update(policy, optimizer, rows, [1.0, -1.0] * (len(rows) // 2), settings)
         done = time.perf_counter()
         staged = writer.stage(optimizer.state_dict())
-        writer.submit(
-            Checkpoint(step, step, published_weights(policy), staged, (RandomState.here(),), None, {})
-        )
+        writer.submit(Checkpoint(step, step, policy.published(), staged, (RandomState.here(),), None, {}))
         stepped.append(done - computing)
         held.append(time.perf_counter() - done)
         periods.append(time.perf_counter() - began)
@@ -106,11 +103,11 @@ def measure(folder: Path, size: int, steps: int, wait_s: float, lazy: bool) -> F
     return Figures(sum(p.numel() for p in policy.parameters()), "lazy" if lazy else "blocking", *middle)
 
 
-def _policy(size: int) -> Policy:
+def _policy(size: int) -> NativePolicy:
     vocabulary, width, layers = _SHAPES[size]
     torch.manual_seed(0)
-    return Policy(
-        PolicyConfig(vocabulary, width, width * 8 // 3 // 64 * 64, layers, width // 64, width // 64, 64)
+    return NativePolicy(
+        NativeConfig(vocabulary, width, width * 8 // 3 // 64 * 64, layers, width // 64, width // 64, 64)
     )
 
 

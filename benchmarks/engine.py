@@ -199,11 +199,11 @@ def run_peer(folder: Path, dtype: str) -> None:
 def make_model(folder: Path, shape: dict[str, object]) -> None:
     import torch
 
-    from trainers.policy import Policy, PolicyConfig
-    from trainers.policy_weights import save_policy
+    from trainers.policies.native import NativeConfig, NativePolicy
+    from trainers.policies.native_weights import save_policy
 
     torch.manual_seed(0)
-    save_policy(Policy(PolicyConfig(**shape)), folder)  # type: ignore[arg-type]
+    save_policy(NativePolicy(NativeConfig(**shape)), folder)  # type: ignore[arg-type]
 
 
 def spawn(option: str, folder: str, dtype: str) -> "subprocess.Popen[str]":

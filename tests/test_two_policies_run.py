@@ -25,8 +25,8 @@ from harnessgym.traces.replay import replay
 from harnessgym.traces.token_accounting import account
 from harnessgym.traces.verification.verify import verify
 from tests.support.other_tokenizer import with_other_ids
+from trainers.policies.loading import load_policy
 from trainers.policy import token_logprobs
-from trainers.policy_weights import load_policy, load_weights
 from trainers.weights.chain import read_version
 
 ROOT = Path(__file__).parents[1]
@@ -132,7 +132,7 @@ def test_every_token_has_the_logprob_of_its_own_policys_weights(run):
         record = store.read(
             lambda conn, policy_id=policy_id, version=version: policies.get(conn, policy_id, version)
         )
-        load_weights(policy, read_version(Path(record.path))[1])
+        policy.load(read_version(Path(record.path))[1])
         for call in (call for call in found if call.policy_id == policy_id):
             own = segments[call.completion_segment]
             prompt, at = [], call.prompt_segment

@@ -10,6 +10,7 @@ This costs one more forward pass and gives the same gradient.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -21,10 +22,13 @@ from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
 from trainers.corrections.loglinear import loglinear
 from trainers.losses.tokens import TimeArray, Tokens
-from trainers.packing import micro_batches, pack, packed_size
+from trainers.packing import micro_batches
 from trainers.policy import Policy
 from trainers.update_settings import UpdateSettings
 from trainers.world import World
+
+PassSize = Callable[[Sequence[IdArray]], int]
+"""See `Policy.pass_size`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ def backward_all(
     """Add the gradients of all items, micro-batch by micro-batch. Each process adds its part; all of them get
     the statistics of all items.
     """
-    plans = _plans(items, settings, world)
+    plans = _plans(items, settings, policy.pass_size, world)
     mine = plans[world.rank]
     scored = _score_large(policy, plans, settings, world)
     stats = [
@@ -88,7 +92,8 @@ def score_all(
     def logprobs(ids: Sequence[IdArray], masks: Sequence[IdArray]) -> Tensor:
         return _logprobs(policy, ids, masks, temperature, gradient=False)
 
-    return per_token(rows, logprobs, lambda: _pass_without_rows(policy, gradient=False), max_tokens, world)
+    idle = partial(_pass_without_rows, policy, gradient=False)
+    return per_token(rows, logprobs, idle, max_tokens, policy.pass_size, world)
 
 
 def per_token(
@@ -96,6 +101,7 @@ def per_token(
     compute: Callable[[Sequence[IdArray], Sequence[IdArray]], Tensor],
     idle: Callable[[], None],
     max_tokens: int,
+    size: PassSize,
     world: World,
 ) -> list[FloatArray]:
     """A number for each token of each row, float32 [T] per row, in every process; 0 for a row's first token.
@@ -104,7 +110,7 @@ def per_token(
     after row; `idle` takes part in a pass of the other processes.
     """
     parts = world.parts([len(row.ids) for row in rows])
-    plans = [micro_batches([[rows[index].ids] for index in part], max_tokens) for part in parts]
+    plans = [micro_batches([[rows[index].ids] for index in part], max_tokens, size) for part in parts]
     mine = parts[world.rank]
     own = dict[int, FloatArray]()
     for batch in plans[world.rank]:
@@ -152,7 +158,7 @@ class _Plan:
         return sum(len(group.batches) for group in self.groups if group.large)
 
 
-def _plans(items: Sequence[Item], settings: UpdateSettings, world: World) -> list[_Plan]:
+def _plans(items: Sequence[Item], settings: UpdateSettings, size: PassSize, world: World) -> list[_Plan]:
     """The plan of every process, by rank. All processes compute the same plans."""
     limit = settings.micro_batch_tokens
     if settings.whole_rollouts:
@@ -163,19 +169,24 @@ def _plans(items: Sequence[Item], settings: UpdateSettings, world: World) -> lis
     plans = []
     for part in world.parts([sum(len(item.row.ids) for item in unit) for unit in units]):
         own = [units[index] for index in part]
-        batches = micro_batches([[item.row.ids for item in unit] for unit in own], limit)
+        batches = micro_batches([[item.row.ids for item in unit] for unit in own], limit, size)
         plans.append(
-            _Plan([_group([item for index in indices for item in own[index]], limit) for indices in batches])
+            _Plan(
+                [
+                    _group([item for index in indices for item in own[index]], limit, size)
+                    for indices in batches
+                ]
+            )
         )
     return plans
 
 
-def _group(items: list[Item], limit: int) -> _Group:
+def _group(items: list[Item], limit: int, size: PassSize) -> _Group:
     ids = [item.row.ids for item in items]
-    if packed_size(ids) <= limit:
+    if size(ids) <= limit:
         return _Group([items])
     return _Group(
-        [[items[index] for index in batch] for batch in micro_batches([[row] for row in ids], limit)]
+        [[items[index] for index in batch] for batch in micro_batches([[row] for row in ids], limit, size)]
     )
 
 
@@ -300,9 +311,8 @@ def _logprobs(
     policy: Policy, ids: Sequence[IdArray], masks: Sequence[IdArray], temperature: float, *, gradient: bool
 ) -> Tensor:
     """Logprobs of the tokens with mask 1, row after row, float32 [N]."""
-    packed = pack(ids, policy.cos.device)
     with torch.set_grad_enabled(gradient):
-        return policy.logprobs(packed, *packed.trained(masks), temperature)
+        return policy.logprobs(ids, masks, temperature)
 
 
 def _all_but_first(row: IdArray) -> IdArray:
@@ -312,10 +322,11 @@ def _all_but_first(row: IdArray) -> IdArray:
 
 def _pass_without_rows(policy: Policy, *, gradient: bool = True) -> None:
     """Take part in a pass of the other processes and add a gradient of zero, or none."""
+    two = np.zeros(2, np.int32)
     with torch.set_grad_enabled(gradient):
-        zero = policy(torch.zeros(1, 1, dtype=torch.long, device=policy.cos.device)).sum() * 0.0
+        zero = policy.logprobs([two], [np.array([0, 1], np.int32)]).sum() * 0.0
     if gradient:
-        zero.backward()
+        zero.backward()  # type: ignore[no-untyped-call]
 
 
 @torch.no_grad()
@@ -327,14 +338,15 @@ def mean_logprobs(
 
     A text that exceeds the policy's context loses its beginning.
     """
-    texts = [text[-policy.config.max_position_embeddings :] for text in texts]
+    texts = [text[-policy.context :] for text in texts]
     scored = [index for index, tail in enumerate(tails) if tail]
     out = [0.0] * len(texts)
-    for batch in micro_batches([[texts[index]] for index in scored], settings.micro_batch_tokens):
+    units = [[texts[index]] for index in scored]
+    for batch in micro_batches(units, settings.micro_batch_tokens, policy.pass_size):
         part = [scored[place] for place in batch]
-        packed = pack([texts[index] for index in part], policy.cos.device)
         masks = [_tail(len(texts[index]), tails[index]) for index in part]
-        logprobs_M = policy.logprobs(packed, *packed.trained(masks), settings.temperature).cpu()
+        rows = [texts[index] for index in part]
+        logprobs_M = policy.logprobs(rows, masks, settings.temperature).cpu()
         for index, own in zip(
             part, torch.split(logprobs_M, [int(mask.sum()) for mask in masks]), strict=True
         ):

@@ -7,39 +7,20 @@ adapters and a digest of their base weights.
 peft takes seconds to import, so it is imported only when adapters are trained.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import xxhash
-from torch import Tensor, nn
+from torch import Tensor
 
 from harnessgym.errors import TrainerError
 from harnessgym.run_config.trainer import LoraSection
 from trainers.policy import Policy
-from trainers.policy_weights import published_weights
 from trainers.weights.manifest import TensorEntry
 
 _A, _B, _BASE = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer.weight"
-
-
-class SeparateProjections(nn.Module):
-    """One fused projection as several modules, side by side: equal up to rounding. Each can have an
-    adapter.
-    """
-
-    def __init__(self, fused: nn.Linear, rows: Mapping[str, int]) -> None:
-        """`rows` maps each projection's name to its number of outputs, in order. Weights are copied."""
-        super().__init__()
-        for name, weight in zip(rows, torch.split(fused.weight.detach(), list(rows.values())), strict=True):
-            part = nn.Linear(fused.in_features, len(weight), bias=False, device="meta")
-            part.weight = nn.Parameter(weight.clone())
-            self.add_module(name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., in] to [..., sum of the outputs]."""
-        return torch.cat([part(x) for part in self.children()], dim=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +96,9 @@ def adapt(policy: Policy, settings: LoraSection, seed: int) -> None:
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    lora = Lora(settings, _digest(published_weights(policy)))
-    config = policy.config
-    layers = settings.layers
-    kv = config.num_key_value_heads * config.head_dim
-    qkv = {"q_proj": config.num_attention_heads * config.head_dim, "k_proj": kv, "v_proj": kv}
-    gate_up = dict.fromkeys(("gate_proj", "up_proj"), config.intermediate_size)
-    for block in policy.blocks:
-        block.self_attn.qkv_proj = _separate(block.self_attn.qkv_proj, qkv, layers)
-        block.gate_up_proj = _separate(block.gate_up_proj, gate_up, layers)
+    layers = _targets(policy, settings)
+    lora = Lora(settings, _digest(policy.published()))
+    policy.separate(layers)
     # A depends on the seed only, so every process draws the same, and the global generator does not advance.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -136,13 +111,17 @@ def adapt(policy: Policy, settings: LoraSection, seed: int) -> None:
     policy.lora = lora
 
 
-def _separate(layer: nn.Module, rows: Mapping[str, int], targets: Sequence[str]) -> nn.Module:
-    """A fused layer as separate projections if one of them is a target, else the layer itself."""
-    return (
-        SeparateProjections(layer, rows)
-        if isinstance(layer, nn.Linear) and set(rows) & set(targets)
-        else layer
-    )
+def _targets(policy: Policy, settings: LoraSection) -> tuple[str, ...]:
+    """The layers that get adapters. Raises `TrainerError` for a name that the policy lacks."""
+    known = policy.linear_layers()
+    if settings.targets == "all-linear":
+        return known
+    if unknown := [name for name in settings.targets if name not in known]:
+        raise TrainerError(
+            f"trainer.lora.targets: this policy has no linear layer {unknown[0]!r}; its blocks have "
+            f"{', '.join(known)}."
+        )
+    return tuple(name for name in known if name in settings.targets)
 
 
 def _digest(weights: Mapping[str, Tensor]) -> str:

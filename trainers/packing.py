@@ -6,7 +6,7 @@ equals that of whole rows, up to rounding. (Prefix Grouper, arXiv 2506.05433, sh
 training; this shares the prefixes of any tree.)
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,16 +112,21 @@ def packed_size(rows: Sequence[IdArray]) -> int:
     return sum(part.fresh for part in _parts(rows, ordered))
 
 
-def micro_batches(units: Sequence[Sequence[IdArray]], max_tokens: int) -> list[list[int]]:
-    """Indices of units in batches that pack into at most `max_tokens`; a larger unit is a batch of its own.
+def micro_batches(
+    units: Sequence[Sequence[IdArray]],
+    max_tokens: int,
+    size: Callable[[Sequence[IdArray]], int] = packed_size,
+) -> list[list[int]]:
+    """Indices of units in batches of at most `max_tokens`; a larger unit is a batch of its own.
 
     A unit is a list of rows, int [T] each, that stay together. Units with common prefixes are neighbours.
+    `size` says how many tokens a pass over rows has.
     """
     batches: list[list[int]] = []
     rows: list[IdArray] = []
     for index in sorted(range(len(units)), key=lambda number: (_key(units[number][0]), number)):
         joined = [*rows, *units[index]]
-        if rows and packed_size(joined) <= max_tokens:
+        if rows and size(joined) <= max_tokens:
             batches[-1].append(index)
             rows = joined
         else:

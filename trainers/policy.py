@@ -1,15 +1,13 @@
-"""The policy: a decoder-only transformer in plain torch, of the Qwen3 and Llama families.
+"""The policy as trainers see it: log-probabilities with gradients, and weights by their Hugging Face names.
 
-One module serves the trainer (whole sequences, gradients) and the embedded engine (a KV cache, no gradients),
-so they differ in rounding only. Checkpoints are ordinary Hugging Face folders (`config.json`,
-`model.safetensors`, `tokenizer.json`, `chat_template.jinja`), which other tools can read and write, too.
-
-Left out on purpose: sliding windows, RoPE scaling, mixture of experts, dropout.
+There are two kinds. `policies/native.py` is our own module for two architectures, which is fast on CPUs and
+has the cache that the embedded engine needs. `policies/transformers.py` is any model that `transformers`
+loads. `policies/loading.py` chooses.
 """
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,355 +15,138 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from harnessgym.errors import PolicyError
-from trainers.packing import Packed, PackedSpan
+from harnessgym.tokens import IdArray
 
 if TYPE_CHECKING:
-    from trainers.kv_cache import KVCache
     from trainers.lora import Lora
-
-
-def projected(layer: nn.Module, x: Tensor) -> Tensor:
-    """`layer(x)`; a plain linear layer is computed without the overhead of a module call, because engines do
-    this for every token.
-    """
-    return F.linear(x, layer.weight) if type(layer) is nn.Linear else layer(x)
-
 
 _LOGITS = 1 << 26
 """Most logits that are kept for the backward pass: 256 MiB."""
-_ARCHITECTURES = {"Qwen3ForCausalLM": True, "LlamaForCausalLM": False}
-"""Architecture name to "normalises queries and keys per head"."""
-_COMPUTED = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu", "partial_rotary_factor": 1.0}
-"""Options that other checkpoints may set, with the only value that this module computes."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyConfig:
-    """Shape of a policy, named as in `config.json`."""
+class Policy(nn.Module, ABC):
+    """A causal language model under training."""
 
-    vocab_size: int
+    vocabulary: int
+    """Number of logits per token."""
+    context: int
+    """Most tokens that a row may have."""
     hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rope_theta: float = 10_000.0
-    rms_norm_eps: float = 1e-6
-    tie_word_embeddings: bool = True
-    max_position_embeddings: int = 2_048
-    qk_norm: bool = True
+    """Size of `features`."""
 
-    @classmethod
-    def from_hf(cls, raw: dict[str, object], where: str = "config.json") -> "PolicyConfig":
-        """Read a Hugging Face config. Raises `PolicyError` for an architecture or option this module does
-        not compute.
-        """
-        architecture = (raw.get("architectures") or ["Qwen3ForCausalLM"])[0]  # type: ignore[index]
-        if architecture not in _ARCHITECTURES:
-            raise PolicyError(
-                f"{where}: architecture {architecture!r} is not supported; known: "
-                f"{', '.join(_ARCHITECTURES)}."
-            )
-        if raw.get("rope_scaling") or raw.get("use_sliding_window"):
-            raise PolicyError(
-                f"{where}: RoPE scaling and sliding windows are not supported; serve this model with vLLM."
-            )
-        heads = int(raw["num_attention_heads"])  # type: ignore[call-overload]
-        rope = raw.get("rope_parameters") or {}
-        if isinstance(rope, dict) and rope.get("rope_type", "default") != "default":
-            raise PolicyError(
-                f"{where}: RoPE type {rope['rope_type']!r} is not supported; serve this model with vLLM."
-            )
-        for name, ours in _COMPUTED.items():
-            values_given = [
-                each
-                for each in (raw.get(name), rope.get(name) if isinstance(rope, dict) else None)
-                if each is not None
-            ]
-            if any(each != ours for each in values_given):
-                raise PolicyError(
-                    f"{where}: {name} = {values_given[-1]!r} is not supported, only {ours!r}; serve this "
-                    "model with vLLM."
-                )
-        if raw.get("quantization_config"):
-            raise PolicyError(f"{where}: quantised weights are not supported; use the original weights.")
-        values = {
-            "head_dim": int(raw["hidden_size"]) // heads,  # type: ignore[call-overload]
-            "rope_theta": rope.get("rope_theta", 10_000.0) if isinstance(rope, dict) else 10_000.0,
-            "num_key_value_heads": heads,
-            **{name: raw[name] for name in cls.__dataclass_fields__ if raw.get(name) is not None},
-            "qk_norm": _ARCHITECTURES[architecture],
-        }
-        return cls(**values)
-
-    def to_hf(self) -> dict[str, object]:
-        """The config as transformers reads it."""
-        values: dict[str, object] = {
-            name: getattr(self, name) for name in self.__dataclass_fields__ if name != "qk_norm"
-        }
-        architecture = next(name for name, norm in _ARCHITECTURES.items() if norm == self.qk_norm)
-        model_type = "qwen3" if self.qk_norm else "llama"
-        return {
-            "architectures": [architecture],
-            "model_type": model_type,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            **values,
-        }
-
-
-class Attention(nn.Module):
-    """Grouped-query attention with rotary positions; Qwen3 also normalises queries and keys."""
-
-    def __init__(self, config: PolicyConfig) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.heads = config.num_attention_heads
-        self.kv_heads = config.num_key_value_heads
-        self.head_dim = config.head_dim
-        self.eps = config.rms_norm_eps
-        self.qkv_proj: nn.Module = nn.Linear(
-            config.hidden_size, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=False
-        )
-        self.o_proj: nn.Module = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
-        self.q_norm = nn.Parameter(torch.ones(self.head_dim)) if config.qk_norm else None
-        self.k_norm = nn.Parameter(torch.ones(self.head_dim)) if config.qk_norm else None
-
-    def project(self, x_BTE: Tensor, cos_BT1D: Tensor, sin_BT1D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [B, heads, T, D], keys and values [B, kv_heads, T, D], rotated to their positions."""
-        batch, length, _ = x_BTE.shape
-        qkv = projected(self.qkv_proj, x_BTE).view(
-            batch, length, self.heads + 2 * self.kv_heads, self.head_dim
-        )
-        qk, v = torch.split(qkv, [self.heads + self.kv_heads, self.kv_heads], dim=2)
-        if self.q_norm is not None and self.k_norm is not None:
-            weight = torch.cat((self.q_norm.expand(self.heads, -1), self.k_norm.expand(self.kv_heads, -1)))
-            qk = _rms_norm(qk, weight, self.eps)
-        q, k = torch.split(_rotate(qk, cos_BT1D, sin_BT1D), [self.heads, self.kv_heads], dim=2)
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention output [B, T, hidden]; `mask` is additive [B, 1, T, S], or None for plain causal
-        attention.
-        """
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.heads != self.kv_heads
-        )
-        return projected(self.o_proj, out.transpose(1, 2).flatten(2))
-
-    def attend_spans(
-        self, q_BHND: Tensor, k_BHND: Tensor, v_BHND: Tensor, spans: Sequence[PackedSpan]
-    ) -> Tensor:
-        """Attention output [1, N, hidden] of packed rows (B is 1)."""
-        outputs = []
-        for span in spans:
-            q = _gathered(q_BHND, span.queries_SQ)
-            k = _gathered(k_BHND, span.keys_SK)
-            v = _gathered(v_BHND, span.keys_SK)
-            mask = None if span.mask_SQK is None else span.mask_SQK[:, None]
-            out = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.heads != self.kv_heads
-            )
-            outputs.append(out.transpose(1, 2).flatten(2).flatten(0, 1).index_select(0, span.real))
-        return projected(self.o_proj, torch.cat(outputs)[None])
-
-    def attend_one(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """`attend` for one query per sequence; `mask` is [B * kv_heads, 1, S]."""
-        # The queries that share a key head are treated as a sequence of that head, so keys and values are
-        # read once. In float32 two plain products are faster on CPUs than the fused kernel; in bfloat16 the
-        # kernel is used, because it accumulates in float32.
-        shape = (len(q) * self.kv_heads, self.heads // self.kv_heads, self.head_dim)
-        grouped = q.reshape(shape)
-        k = k.flatten(0, 1)
-        v = v.flatten(0, 1)
-        if q.dtype == torch.float32:
-            scores = torch.baddbmm(mask, grouped, k.transpose(1, 2), alpha=self.head_dim**-0.5)
-            out = torch.bmm(scores.softmax(-1), v)
-        else:
-            out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask)
-        return projected(self.o_proj, out.reshape(len(q), 1, self.heads * self.head_dim))
-
-
-class DecoderLayer(nn.Module):
-    """One decoder layer: attention and a gated feed-forward net, both pre-normalised."""
-
-    def __init__(self, config: PolicyConfig) -> None:
-        super().__init__()
-        self.self_attn = Attention(config)
-        self.gate_up_proj: nn.Module = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
-        self.down_proj: nn.Module = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-        self.input_layernorm = nn.Parameter(torch.ones(config.hidden_size))
-        self.post_attention_layernorm = nn.Parameter(torch.ones(config.hidden_size))
-        self.eps = config.rms_norm_eps
-
-    def pre_attention(self, x: Tensor) -> Tensor:
-        """The normalised residual stream, the input of attention."""
-        return _rms_norm(x, self.input_layernorm, self.eps)
-
-    def forward(
-        self, x_BTE: Tensor, cos_BT1D: Tensor, sin_BT1D: Tensor, spans: Sequence[PackedSpan] = ()
-    ) -> Tensor:
-        """The residual stream after this layer, for whole sequences or for a packed one with its spans."""
-        attention = self.self_attn
-        q, k, v = attention.project(self.pre_attention(x_BTE), cos_BT1D, sin_BT1D)
-        attended = attention.attend_spans(q, k, v, spans) if spans else attention.attend(q, k, v, None)
-        return self.feed_forward(x_BTE + attended)
-
-    def feed_forward(self, x: Tensor) -> Tensor:
-        """The residual stream after the feed-forward net."""
-        normed = _rms_norm(x, self.post_attention_layernorm, self.eps)
-        gate, up = projected(self.gate_up_proj, normed).chunk(2, dim=-1)
-        return x + projected(self.down_proj, F.silu(gate) * up)
-
-
-class Policy(nn.Module):
-    """The language model. `forward` scores whole sequences; `forward_cached` extends cached ones."""
-
-    cos: Tensor
-    sin: Tensor
-
-    def __init__(self, config: PolicyConfig) -> None:
-        super().__init__()
-        self.config = config
         self.products: torch.dtype = torch.float32
-        """Precision of the matrix products in `forward` and `logprobs`; autocast is used unless it is
-        float32. Weights, norms, the residual stream and the softmax stay float32, which is closer to the
-        float32 policy than casting everything."""
+        """Precision of the matrix products; autocast is used unless it is float32. Weights, norms, the
+        residual stream and the softmax stay float32, which is closer to the float32 policy than casting
+        everything."""
+        self.checkpointing = False
+        """Whether `recompute_activations` was called."""
         self.lora: Lora | None = None
         """Its adapters, if there are any; see `trainers.lora`."""
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
-        self.blocks = tuple(block for block in self.layers if isinstance(block, DecoderLayer))
-        self.norm = nn.Parameter(torch.ones(config.hidden_size))
-        self.lm_head = (
-            None
-            if config.tie_word_embeddings
-            else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        )
-        cos, sin = _rotary_table(config)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
 
-    def forward(self, ids_BT: Tensor) -> Tensor:
-        """Logits [B, T, vocab] of whole, right-padded sequences (padding never reaches a real token's
-        logits).
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return next(self.parameters()).device
+
+    @property
+    @abstractmethod
+    def blocks(self) -> tuple[nn.Module, ...]:
+        """The decoder layers, which are sharded one by one."""
+
+    def recompute_activations(self) -> None:
+        """From now on the backward pass computes each block again, so that memory holds the activations of
+        one block. Raises `PolicyError` if the policy cannot do that.
         """
-        length = ids_BT.shape[1]
-        cos = self.cos[None, :length, None]
-        sin = self.sin[None, :length, None]
-        x = F.embedding(ids_BT, self.embed_tokens.weight)
-        with self._autocast():
-            for layer in self.blocks:
-                x = layer(x, cos, sin)
-            return self.logits(x)
+        self.checkpointing = True
 
-    def logprobs(
-        self, packed: Packed, before_M: Tensor, targets_M: Tensor, temperature: float = 1.0
-    ) -> Tensor:
-        """Logprobs at `temperature` of the tokens of `Packed.trained`, [M]: float32, or float64 if the policy
-        is.
+    @abstractmethod
+    def pass_size(self, rows: Sequence[IdArray]) -> int:
+        """Tokens that a pass over these rows computes: shared prefixes may count once, padding counts."""
+
+    @abstractmethod
+    def hidden(self, rows: Sequence[IdArray], masks: Sequence[IdArray]) -> tuple[Tensor, Tensor]:
+        """For the tokens with mask 1, row after row: the last hidden state before each, [M, hidden], as
+        `logits` takes it, and the token's id, int64 [M].
+
+        A row is int [T] and not empty, a mask [T]. A row's first token has no state before it: its mask is 0.
+        """
+
+    @abstractmethod
+    def logits(self, hidden_ME: Tensor) -> Tensor:
+        """Logits [M, vocabulary] of hidden states."""
+
+    @abstractmethod
+    def features(self, hidden_ME: Tensor) -> Tensor:
+        """Normalised hidden states [M, hidden_size], which a critic reads."""
+
+    @abstractmethod
+    def trunk(self) -> "Policy":
+        """A copy without the vocabulary's projection. This policy must not be sharded."""
+
+    @abstractmethod
+    def linear_layers(self) -> tuple[str, ...]:
+        """Names of the linear layers in a block that can have adapters, as Hugging Face names them."""
+
+    @abstractmethod
+    def separate(self, layers: Sequence[str]) -> None:
+        """Make modules of their own of these linear layers, where they are fused."""
+
+    @abstractmethod
+    def published(self, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Copies of all weights under their Hugging Face names, as policy versions store them. Adapters are
+        merged.
+
+        `state` replaces `state_dict()` if the policy is sharded and has only parts of the tensors.
+        """
+
+    @abstractmethod
+    def packed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Hugging Face tensors in the layout of `state_dict()`, and adapters of zero: the inverse of
+        `published`.
+
+        Raises `PolicyError` naming the first tensor that is missing, misshaped or not used.
+        """
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy Hugging Face tensors into the policy, and set its adapters, if any, to zero.
+
+        Raises `PolicyError` as `packed` does; the policy is then unchanged.
+        """
+        packed = self.packed(weights)
+        for name, tensor in self.state_dict().items():
+            tensor.copy_(packed[name])
+
+    def logprobs(self, rows: Sequence[IdArray], masks: Sequence[IdArray], temperature: float = 1.0) -> Tensor:
+        """Logprobs at `temperature` of the tokens with mask 1, row after row, [M]: float32, or float64 if the
+        policy is. Rows and masks are those of `hidden`.
 
         Logits are computed for these tokens only. If they would take much memory they are not kept, and the
         backward pass computes them again.
         """
-        hidden_ME = self.hidden(packed).index_select(0, before_M)
-        rows = max(1, _LOGITS // self.config.vocab_size)
-        if len(hidden_ME) <= rows:
+        hidden_ME, targets_M = self.hidden(rows, masks)
+        limit = max(1, _LOGITS // self.vocabulary)
+        if len(hidden_ME) <= limit:
             return self._chosen(hidden_ME, targets_M, temperature)
-        parts = zip(torch.split(hidden_ME, rows), torch.split(targets_M, rows), strict=True)
+        parts = zip(torch.split(hidden_ME, limit), torch.split(targets_M, limit), strict=True)
         return torch.cat(
             [checkpoint(self._chosen, *part, temperature, use_reentrant=False) for part in parts]
         )
 
-    def hidden(self, packed: Packed) -> Tensor:
-        """The residual stream after the last layer at each token of packed rows, [N, hidden]."""
-        cos = self.cos[packed.positions_N][None, :, None]
-        sin = self.sin[packed.positions_N][None, :, None]
-        x = F.embedding(packed.ids_N[None], self.embed_tokens.weight)
-        with self._autocast():
-            for layer in self.blocks:
-                x = layer(x, cos, sin, packed.spans)
-        return x[0]
-
-    def _autocast(self) -> AbstractContextManager[object]:
+    def autocast(self) -> AbstractContextManager[object]:
+        """The context in which matrix products have the precision `products`."""
         return (
             nullcontext()
             if self.products == torch.float32
-            else torch.autocast(self.cos.device.type, self.products)
+            else torch.autocast(self.device.type, self.products)
         )
 
     def _chosen(self, hidden_ME: Tensor, targets_M: Tensor, temperature: float) -> Tensor:
-        with self._autocast():
-            scores_MV = _accurate(self.logits(hidden_ME)) / temperature
+        with self.autocast():
+            scores_MV = accurate(self.logits(hidden_ME)) / temperature
         return scores_MV.gather(-1, targets_M[:, None])[:, 0] - scores_MV.logsumexp(-1)
-
-    def logits(self, x: Tensor) -> Tensor:
-        """Final norm and vocabulary projection of hidden states [..., hidden]."""
-        x = self.normed(x)
-        return F.linear(x, self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight)
-
-    def normed(self, x: Tensor) -> Tensor:
-        """Final norm of hidden states."""
-        return _rms_norm(x, self.norm, self.config.rms_norm_eps)
-
-    @torch.inference_mode()
-    def forward_cached(
-        self,
-        ids_BT: Tensor,
-        start_B: Tensor,
-        cache: "KVCache",
-        rows: slice | Tensor,
-        last_B: Tensor | None = None,
-    ) -> Tensor:
-        """Hidden states [B, T, hidden] of tokens appended to cache rows that already hold `start_B` tokens
-        each.
-
-        `rows` is a slice of contiguous rows (for decoding, without a copy) or a row index [B] (for prefill).
-        With `last_B` only the hidden states of those positions, [B, 1, hidden], are returned.
-        """
-        # Right padding in `ids_BT` writes keys past a sequence's end. The mask hides them until later tokens
-        # overwrite them. With `last_B` the last layer computes keys and values of all tokens, which later
-        # tokens attend to, but queries and the feed-forward net for one position per row only.
-        length = ids_BT.shape[1]
-        position_BT = start_B[:, None] + torch.arange(length)
-        horizon = int(position_BT.max()) + 1
-        fresh = horizon == length > 1
-        mask = None if fresh or length == 1 else self._mask(position_BT, horizon)[:, None]
-        one_mask = self._one_mask(position_BT, horizon) if length == 1 else None
-        cos = self.cos[position_BT][:, :, None]
-        sin = self.sin[position_BT][:, :, None]
-        slots = cache.slots(torch.arange(cache.rows)[rows] if isinstance(rows, slice) else rows, position_BT)
-        x = F.embedding(ids_BT, self.embed_tokens.weight)
-        for depth, layer in enumerate(self.blocks):
-            attention = layer.self_attn
-            q, k, v = attention.project(layer.pre_attention(x), cos, sin)
-            cache.write(depth, slots, k, v)
-            if not fresh:
-                k, v = cache.keys[depth][rows, :, :horizon], cache.values[depth][rows, :, :horizon]
-            if last_B is not None and depth == len(self.blocks) - 1:
-                batch_B = torch.arange(len(last_B))
-                x, q = x[batch_B, last_B][:, None], q[batch_B, :, last_B]
-                one_mask = self._one_mask(position_BT[batch_B, last_B][:, None], horizon)
-            attended = (
-                attention.attend(q, k, v, mask)
-                if one_mask is None
-                else attention.attend_one(q, k, v, one_mask)
-            )
-            x = layer.feed_forward(x + attended)
-        return x
-
-    def _mask(self, position_BT: Tensor, horizon: int) -> Tensor:
-        """Additive mask [B, T, horizon] that hides the positions after each token's own."""
-        hidden = torch.arange(horizon) > position_BT[:, :, None]
-        return torch.zeros(hidden.shape, dtype=self.norm.dtype).masked_fill_(hidden, float("-inf"))
-
-    def _one_mask(self, position_B1: Tensor, horizon: int) -> Tensor:
-        """Additive mask [B * kv_heads, 1, horizon] for one query per sequence."""
-        return self._mask(position_B1, horizon).repeat_interleave(self.config.num_key_value_heads, dim=0)
 
 
 def token_logprobs(logits_BTV: Tensor, ids_BT: Tensor, temperature: float = 1.0) -> Tensor:
@@ -374,45 +155,11 @@ def token_logprobs(logits_BTV: Tensor, ids_BT: Tensor, temperature: float = 1.0)
     Position 0, which nothing predicts, is 0. This is the distribution at `temperature` without truncation
     (top-p = 1, no top-k), which policy gradients need.
     """
-    scores = _accurate(logits_BTV[:, :-1]) / temperature
+    scores = accurate(logits_BTV[:, :-1]) / temperature
     chosen = scores.gather(-1, ids_BT[:, 1:, None]).squeeze(-1) - scores.logsumexp(-1)
     return F.pad(chosen, (1, 0))
 
 
-def _accurate(logits: Tensor) -> Tensor:
+def accurate(logits: Tensor) -> Tensor:
     """Logits in float32, or float64 if they are, so that sums of their exponentials are accurate."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-
-def _gathered(x_BHND: Tensor, index_SQ: Tensor) -> Tensor:
-    """The tokens at these positions of a batch of one, [S, heads, Q, D]."""
-    return (
-        x_BHND[0]
-        .index_select(1, index_SQ.flatten())
-        .view(x_BHND.shape[1], *index_SQ.shape, -1)
-        .transpose(0, 1)
-    )
-
-
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm over the last dimension (arXiv 1910.07467)."""
-    # In float32 it is written out, because torch's fused norm is slow on CPUs.
-    if x.dtype != torch.float32:
-        return F.rms_norm(x, x.shape[-1:], None, eps) * weight
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x * torch.addcmul(weight.new_full((), eps), norm, norm, value=1 / x.shape[-1]).rsqrt() * weight
-
-
-def _rotate(x_BTHD: Tensor, cos_BT1D: Tensor, sin_BT1D: Tensor) -> Tensor:
-    return torch.addcmul(x_BTHD * cos_BT1D, x_BTHD.roll(x_BTHD.shape[-1] // 2, -1), sin_BT1D)
-
-
-def _rotary_table(config: PolicyConfig) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [positions, head_dim] (RoPE, arXiv 2104.09864, in the half-split layout of Llama and
-    Qwen).
-
-    The first half of the sines is negated, as `_rotate` expects.
-    """
-    inverse = config.rope_theta ** (-torch.arange(0, config.head_dim, 2).float() / config.head_dim)
-    angles = torch.outer(torch.arange(config.max_position_embeddings).float(), inverse)
-    return angles.cos().repeat(1, 2), torch.cat((-angles.sin(), angles.sin()), dim=-1)

@@ -21,7 +21,6 @@ from harnessgym.traces.trajectories import Row
 from trainers.algorithms import AlgorithmRow
 from trainers.gradients import score_all
 from trainers.policy import Policy
-from trainers.policy_weights import load_weights, packed_weights
 from trainers.update import UpdateMetrics
 from trainers.update_settings import Ewma, UpdateSettings
 from trainers.weights.chain import read_version
@@ -241,11 +240,9 @@ class Snapshots:
                 from trainers.shards import scatter_weights
 
                 leads = self.world.rank == 0
-                scatter_weights(
-                    self.policy, packed_weights(self.policy, self._read(version)) if leads else {}
-                )
+                scatter_weights(self.policy, self.policy.packed(self._read(version)) if leads else {})
             else:
-                load_weights(self.policy, self._read(version))
+                self.policy.load(self._read(version))
             self._held[version] = copies(self.policy, "cpu")
             put(self.policy, own)
         return self._held[version]

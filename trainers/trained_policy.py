@@ -18,8 +18,8 @@ from harnessgym.traces.trajectories import Row
 from trainers.checkpoint import RandomState
 from trainers.gradients import mean_logprobs, score_all
 from trainers.lora import adapt
+from trainers.policies.loading import load_policy
 from trainers.policy import Policy
-from trainers.policy_weights import load_policy, load_weights, packed_weights, published_weights
 from trainers.ppo_settings import CriticSettings
 from trainers.proximal import MovingAverage, Proximal, Snapshots
 from trainers.update import GradientAccumulation, UpdateMetrics, make_optimizer, policy_update
@@ -50,7 +50,11 @@ class TrainedPolicy:
         self.world = world
         world.take_device()
         torch.manual_seed(config.seed + world.rank)
-        self.policy: Policy = load_policy(Path(config.policy.path))
+        self.policy: Policy = load_policy(
+            Path(config.policy.path),
+            config.policy.implementation,
+            checkpointing=config.trainer.gradient_checkpointing,
+        )
         self.policy.products = getattr(torch, config.trainer.dtype)
         self.value_function = (
             None if critic is None else ValueFunction(self.policy, critic, self.settings, world)
@@ -184,13 +188,13 @@ class TrainedPolicy:
         self.world.lead("state")
         randoms = tuple(self.world.all_gather(RandomState.here()))
         if self.world.size == 1:
-            weights = published_weights(self.policy)
+            weights = self.policy.published()
             optimizer = self.optimizer.state_dict()
             return {name: tensor.cpu() for name, tensor in weights.items()}, optimizer, randoms
         from trainers.shards import gather
 
         weights, optimizer = gather(self.policy, self.optimizer)
-        return published_weights(self.policy, weights), optimizer, randoms
+        return self.policy.published(weights), optimizer, randoms
 
     def adapter_state(self) -> dict[str, Any] | None:
         """The adapters' state, which a checkpoint has instead of weights, as copies; None without
@@ -232,7 +236,7 @@ class TrainedPolicy:
         self.world.lead("load")
         if self.world.size == 1:
             if self.policy.lora is None:
-                load_weights(self.policy, weights or {})
+                self.policy.load(weights or {})
             else:
                 self.policy.load_state_dict(tensors, strict=False)
             if optimizer is not None:
@@ -241,7 +245,7 @@ class TrainedPolicy:
             from trainers.shards import gather_weights, scatter
 
             if self.policy.lora is None:
-                packed = packed_weights(self.policy, weights) if weights is not None else {}
+                packed = self.policy.packed(weights) if weights is not None else {}
             else:
                 packed = gather_weights(self.policy) | tensors
             stepped = self.world.broadcast(optimizer is not None and bool(optimizer["state"]))

@@ -11,7 +11,7 @@ together (`trainers.trained_policy`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,8 @@ from trainers.algorithms import AlgorithmRow
 from trainers.checkpoint import staged
 from trainers.gradients import backpropagate, per_token
 from trainers.losses.normalisation import token_weights
-from trainers.packing import Packed, micro_batches, pack
-from trainers.policy import DecoderLayer, Policy
+from trainers.packing import micro_batches
+from trainers.policy import Policy
 from trainers.ppo_settings import CriticSettings
 from trainers.update import clip_and_step, make_optimizer
 from trainers.update_settings import UpdateSettings
@@ -58,25 +58,19 @@ class Critic(nn.Module):
     def __init__(self, start: Policy) -> None:
         """Copy the weights of a policy that is not sharded."""
         super().__init__()
-        self.trunk = Policy(replace(start.config, tie_word_embeddings=True))
-        self.trunk.products = start.products
-        self.trunk.load_state_dict(
-            {name: tensor for name, tensor in start.state_dict().items() if name != "lm_head.weight"}
-        )
-        self.head = nn.Linear(start.config.hidden_size, 1)
+        self.trunk = start.trunk()
+        self.head = nn.Linear(start.hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     @property
-    def blocks(self) -> tuple[DecoderLayer, ...]:
+    def blocks(self) -> tuple[nn.Module, ...]:
         """Its layers."""
         return self.trunk.blocks
 
-    def values(self, packed: Packed, before_M: Tensor) -> Tensor:
-        """V at these positions of packed rows, float32 [M]. The state in which a token is sampled ends with
-        the token before it; see `Packed.trained`.
-        """
-        hidden_ME = self.trunk.normed(self.trunk.hidden(packed).index_select(0, before_M))
+    def values(self, rows: Sequence[IdArray], masks: Sequence[IdArray]) -> Tensor:
+        """V before each token with mask 1, row after row, float32 [M]; see `Policy.hidden`."""
+        hidden_ME = self.trunk.features(self.trunk.hidden(rows, masks)[0])
         return (torch.mv(hidden_ME, self.head.weight[0]) + self.head.bias).float()
 
 
@@ -126,7 +120,12 @@ class ValueFunction:
             return self._values(ids, masks)
 
         return per_token(
-            rows, compute, self._idle_without_gradient, self.update_settings.micro_batch_tokens, self.world
+            rows,
+            compute,
+            self._idle_without_gradient,
+            self.update_settings.micro_batch_tokens,
+            self.critic.trunk.pass_size,
+            self.world,
         )
 
     def update(
@@ -142,7 +141,8 @@ class ValueFunction:
         weights = token_weights(rows, self.update_settings.normalisation)
         parts = self.world.parts([len(row.ids) for row in rows])
         limit = self.update_settings.micro_batch_tokens
-        plans = [micro_batches([[rows[index].ids] for index in part], limit) for part in parts]
+        size = self.critic.trunk.pass_size
+        plans = [micro_batches([[rows[index].ids] for index in part], limit, size) for part in parts]
         mine = parts[self.world.rank]
         stats = []
         for batch in plans[self.world.rank]:
@@ -204,9 +204,7 @@ class ValueFunction:
 
     def _values(self, ids: Sequence[IdArray], masks: Sequence[IdArray]) -> Tensor:
         """V before each token with mask 1, row after row, float32 [N]."""
-        packed = pack(ids, self.critic.trunk.cos.device)
-        before_N, _ = packed.trained(masks)
-        return self.critic.values(packed, before_N)
+        return self.critic.values(ids, masks)
 
     def _idle(self) -> None:
         """Take part in a pass of the other processes and add a gradient of zero."""

@@ -33,7 +33,6 @@ from trainers.engine.reply import EngineReply
 from trainers.engine.router import read_eos
 from trainers.engine.sequence import Chunk, Sequence
 from trainers.engine.server import listen, load_engine
-from trainers.policy_weights import published_weights
 from trainers.weights.installers.api import digests
 
 _CHECK = "check:"
@@ -57,7 +56,7 @@ class StandIn:
         self.engine = load_engine(self.settings)
         self._eos, self._ledger = read_eos(model), ledger.open("a", buffering=1)
         self.label, self.serial = "default", 0
-        self._held: dict[str, Tensor] = published_weights(self.engine.policy)
+        self._held: dict[str, Tensor] = self.engine.policy.published()
         self._before: dict[str, Tensor] | None = None
         self._next: dict[str, Tensor] | None = None
         self._running: set[Sequence] = set()

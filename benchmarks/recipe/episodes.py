@@ -12,8 +12,8 @@ from torch import Tensor
 from benchmarks.recipe.chat import Chat
 from environments.lookup.protocol import CATALOG_FILE, MAX_TURNS, SYSTEM_PROMPT, TOOLS, Catalog
 from harnessgym.task import Task
-from trainers.kv_cache import KVCache
-from trainers.policy import Policy
+from trainers.policies.kv_cache import KVCache
+from trainers.policies.native import NativePolicy
 
 CALL_START, CALL_END = "<tool_call>\n", "\n</tool_call>"
 _MAX_NEW = 40
@@ -50,7 +50,7 @@ class Episode:
 
 
 def play(
-    policy: Policy, chat: Chat, tasks: Sequence[Task], temperature: float, generator: torch.Generator
+    policy: NativePolicy, chat: Chat, tasks: Sequence[Task], temperature: float, generator: torch.Generator
 ) -> list[Episode]:
     """Play every task once; temperature 0 is greedy (logprobs are then those at temperature 1)."""
     episodes = []
@@ -76,7 +76,7 @@ def play(
 
 
 def _sample_turn(
-    policy: Policy,
+    policy: NativePolicy,
     chat: Chat,
     episodes: Sequence[Episode],
     active: Sequence[int],

@@ -26,8 +26,8 @@ from environments.lookup import LookupTasks
 from harnessgym.task import Task
 from harnessgym.traces.trajectories import Row
 from trainers.advantages.group_relative import grpo
-from trainers.policy import Policy
-from trainers.policy_weights import load_policy, load_weights, published_weights
+from trainers.policies.loading import load_policy
+from trainers.policies.native import NativePolicy
 from trainers.update import UpdateSettings, make_optimizer, policy_update
 
 FOLDER = Path("environments/lookup/policy")
@@ -84,7 +84,7 @@ def run_recipe(recipe: Recipe, folder: Path = FOLDER) -> Result:
     settings = UpdateSettings(lr=recipe.lr)
     optimizer, random = make_optimizer(policy, settings), Random(f"recipe {recipe.seed}")
     actor = Actor(load_policy(folder), chat, torch.Generator().manual_seed(recipe.seed))
-    versions = [published_weights(policy)]
+    versions = [policy.published()]
     tasks, scores, successes, seconds = task_stream(random), [evaluate(policy, chat, 0)], [], 0.0
     for step in range(recipe.steps):
         started = time.perf_counter()
@@ -98,7 +98,7 @@ def run_recipe(recipe: Recipe, folder: Path = FOLDER) -> Result:
         if kept:
             batch = [rows[index] for index in kept]
             policy_update(policy, optimizer, batch, [float(advantages[index]) for index in kept], settings)
-        versions.append(published_weights(policy))
+        versions.append(policy.published())
         seconds += time.perf_counter() - started
         if (step + 1) % recipe.eval_every == 0 or step + 1 == recipe.steps:
             scores.append(evaluate(policy, chat, (step + 1) * recipe.groups * recipe.group_size))
@@ -109,7 +109,7 @@ def run_recipe(recipe: Recipe, folder: Path = FOLDER) -> Result:
 class Actor:
     """Plays tasks with weights that are one or two versions old."""
 
-    policy: Policy
+    policy: NativePolicy
     chat: Chat
     generator: torch.Generator
 
@@ -122,7 +122,7 @@ class Actor:
         rows, rewards, half = [], [], len(tasks) // 2
         for age, part in ((1, tasks[:half]), (2, tasks[half:])):
             version = max(len(versions) - 1 - age, 0)
-            load_weights(self.policy, versions[version])
+            self.policy.load(versions[version])
             played = [task for task in part for _ in range(group_size)]
             for index, episode in enumerate(play(self.policy, self.chat, played, 1.0, self.generator)):
                 rows.append(row_of(episode, f"{len(versions)}/{age}/{index}", version))
@@ -130,7 +130,7 @@ class Actor:
         return rows, rewards
 
 
-def evaluate(policy: Policy, chat: Chat, rollouts: int, most: int | None = None) -> Score:
+def evaluate(policy: NativePolicy, chat: Chat, rollouts: int, most: int | None = None) -> Score:
     """Play every test task, or the first `most`, once greedily and once at temperature 1."""
     tasks = LookupTasks().tasks("test")[:most]
     generator = torch.Generator().manual_seed(1_000 + rollouts)

@@ -21,8 +21,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from benchmarks.recipe.chat import Chat, Message
 from environments.lookup.protocol import KINDS, SYSTEM_PROMPT, TOOLS
 from environments.lookup.tasks import TEMPLATES, LookupQuestion, draw_question, item_names
-from trainers.policy import Policy, PolicyConfig
-from trainers.policy_weights import save_policy
+from trainers.policies.native import NativeConfig, NativePolicy
+from trainers.policies.native_weights import save_policy
 
 FOLDER = Path("environments/lookup/policy")
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -117,7 +117,7 @@ def encode_demonstration(chat: Chat, messages: list[Message]) -> tuple[list[int]
     return ids, mask
 
 
-def supervise(policy: Policy, chat: Chat, settings: WarmStart) -> float:
+def supervise(policy: NativePolicy, chat: Chat, settings: WarmStart) -> float:
     """Train from scratch on fresh demonstrations; returns the last batch's loss (nats per assistant
     token).
     """
@@ -171,7 +171,7 @@ def main() -> None:
     tokenizer = build_tokenizer(
         [blank.text(demonstration(question, question.kind), TOOLS) for question in drawn]
     )
-    config = PolicyConfig(
+    config = NativeConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=64,
         intermediate_size=192,
@@ -181,7 +181,7 @@ def main() -> None:
         head_dim=16,
         max_position_embeddings=1_024,
     )
-    policy = Policy(config)
+    policy = NativePolicy(config)
     loss = supervise(policy, Chat(template, tokenizer), WarmStart(seed=options.seed, steps=options.steps))
     options.folder.mkdir(parents=True, exist_ok=True)
     write_tokenizer(tokenizer, options.folder)

@@ -14,7 +14,7 @@ from benchmarks.stability.methods import Method
 from benchmarks.stability.outcome import outcome
 from benchmarks.stability.student import Group, Student
 from harnessgym.errors import TrainerError
-from trainers.policy_weights import load_policy
+from trainers.policies.loading import load_policy
 from trainers.update import UpdateMetrics
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.stability.methods import Method
 from harnessgym.registry import load
 from harnessgym.traces.trajectories import Row
-from trainers.policy import Policy
+from trainers.policies.native import NativePolicy
 from trainers.proximal import MovingAverage, copies, having
 from trainers.update import UpdateMetrics, make_optimizer, policy_update
 from trainers.update_settings import Ewma
@@ -33,7 +33,7 @@ class Student:
     an update: a trainer makes a version of it too.
     """
 
-    def __init__(self, policy: Policy, method: Method, lr: float, lag: int) -> None:
+    def __init__(self, policy: NativePolicy, method: Method, lr: float, lag: int) -> None:
         self.policy, self.lag, self.version = policy, lag, 0
         self.settings = method.settings(lr, lag)
         self._advantages = load("advantage", method.advantage)
@@ -50,7 +50,7 @@ class Student:
         return max(self.version - self.lag, 0)
 
     @contextmanager
-    def sampling(self) -> Iterator[Policy]:
+    def sampling(self) -> Iterator[NativePolicy]:
         """The policy with the weights that it had `lag` updates ago."""
         with having(self.policy, self._past[0]):
             yield self.policy

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from trainers.engine.rows import sample
-from trainers.policy import Policy, PolicyConfig
+from trainers.policies.native import NativeConfig, NativePolicy
 
 Float64Array = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int32]
@@ -38,11 +38,11 @@ class Toy:
     look_every: int = 4
     """Steps between points of the curve."""
 
-    def policy(self, seed: int) -> Policy:
+    def policy(self, seed: int) -> NativePolicy:
         """A table, near uniform at first."""
         torch.manual_seed(seed)
-        return Policy(
-            PolicyConfig(
+        return NativePolicy(
+            NativeConfig(
                 self.tokens, 16, 16, 0, 1, 1, 2, tie_word_embeddings=False, max_position_embeddings=8
             )
         )
@@ -101,7 +101,7 @@ def make_world(toy: Toy, seed: int) -> Bandit | Chain:
 
 
 @torch.no_grad()
-def table(policy: Policy) -> Float64Array:
+def table(policy: NativePolicy) -> Float64Array:
     """Probabilities of the next token after each token, float64 [V, V]."""
     out: Float64Array = (
         policy(torch.arange(policy.config.vocab_size)[:, None])[:, 0].double().softmax(-1).numpy()
@@ -111,7 +111,7 @@ def table(policy: Policy) -> Float64Array:
 
 @torch.no_grad()
 def rollouts(
-    policy: Policy, prompts_B: Ids, length: int, random: np.random.Generator
+    policy: NativePolicy, prompts_B: Ids, length: int, random: np.random.Generator
 ) -> tuple[Ids, npt.NDArray[np.float32]]:
     """Tokens [B, length] sampled by the engine's sampler at temperature 1, and their logprobs."""
     count, last_B = len(prompts_B), torch.from_numpy(prompts_B).long()

@@ -8,8 +8,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from trainers.policy import Policy, PolicyConfig, token_logprobs
-from trainers.policy_weights import load_policy, published_weights
+from trainers.policies.loading import load_policy
+from trainers.policies.native import NativeConfig, NativePolicy
+from trainers.policy import token_logprobs
 from trainers.update import make_optimizer
 from trainers.update_settings import UpdateSettings
 
@@ -26,14 +27,14 @@ class Model:
 
     name: str
     folder: Path
-    shape: PolicyConfig | None = None
+    shape: NativeConfig | None = None
 
-    def load(self) -> Policy:
+    def load(self) -> NativePolicy:
         """The model in float32, as it is trained."""
         if self.shape is None:
             return load_policy(self.folder)
         torch.manual_seed(0)
-        return Policy(self.shape)
+        return NativePolicy(self.shape)
 
 
 def models(*, quick: bool) -> list[Model]:
@@ -44,10 +45,10 @@ def models(*, quick: bool) -> list[Model]:
     small = Model("lookup policy, trained", _SHIPPED)
     if quick:
         return [small]
-    middle = Model("19M, random", _SHIPPED, PolicyConfig(49152, 256, 768, 8, 4, 2, 64, qk_norm=False))
+    middle = Model("19M, random", _SHIPPED, NativeConfig(49152, 256, 768, 8, 4, 2, 64, qk_norm=False))
     if (_SMOL / "model.safetensors").is_file():
         return [Model("SmolLM2-135M, pretrained", _SMOL), middle, small]
-    shape = PolicyConfig(
+    shape = NativeConfig(
         49152, 576, 1536, 30, 9, 3, 64, rope_theta=100_000.0, rms_norm_eps=1e-5, qk_norm=False
     )
     return [Model("135M of SmolLM2's shape, random", _SHIPPED, shape), middle, small]
@@ -82,5 +83,5 @@ def steps(model: Model, lr: float, count: int) -> Iterator[dict[str, Tensor]]:
         yield _rounded(policy)
 
 
-def _rounded(policy: Policy) -> dict[str, Tensor]:
-    return {name: tensor.bfloat16() for name, tensor in published_weights(policy).items()}
+def _rounded(policy: NativePolicy) -> dict[str, Tensor]:
+    return {name: tensor.bfloat16() for name, tensor in policy.published().items()}

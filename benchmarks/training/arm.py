@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _ours(found: Sequence[Row], advantages: FloatArray, folder: Path, steps: int) -> dict[str, Any]:
-    from trainers.policy_weights import load_policy
+    from trainers.policies.loading import load_policy
     from trainers.update import UpdateSettings, make_optimizer, policy_update
 
     settings = UpdateSettings(lr=_LR, proximal="current", micro_batch_tokens=16_384)

@@ -9,8 +9,10 @@ from tokenizers import Tokenizer
 
 from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
-from trainers.policy import Policy, PolicyConfig, token_logprobs
-from trainers.policy_weights import load_policy, save_policy
+from trainers.policies.loading import load_policy
+from trainers.policies.native import NativeConfig, NativePolicy
+from trainers.policies.native_weights import save_policy
+from trainers.policy import token_logprobs
 
 _SMOL = Path.home() / ".cache/harnessgym/smollm2-135m"
 _SHIPPED = Path("environments/lookup/policy")
@@ -40,7 +42,7 @@ def model_folder(root: Path) -> Path:
     folder = root / "random-model"
     if not (folder / "model.safetensors").is_file():
         torch.manual_seed(0)
-        save_policy(Policy(PolicyConfig(49152, 576, 1536, 6, 9, 3, 64, rope_theta=100_000.0, rms_norm_eps=1e-5, qk_norm=False)),
+        save_policy(NativePolicy(NativeConfig(49152, 576, 1536, 6, 9, 3, 64, rope_theta=100_000.0, rms_norm_eps=1e-5, qk_norm=False)),
                     folder)  # fmt: skip
         for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             if (_SHIPPED / name).is_file():
@@ -73,7 +75,7 @@ def _text() -> str:
 
 
 @torch.no_grad()
-def _row(policy: Policy, number: int, ids: IdArray, prompt: int) -> Row:
+def _row(policy: NativePolicy, number: int, ids: IdArray, prompt: int) -> Row:
     tensor = torch.from_numpy(ids[None]).long()
     mask = (np.arange(len(ids)) >= prompt).astype(np.int32)
     logprobs = token_logprobs(policy(tensor), tensor)[0].numpy() * mask

@@ -39,6 +39,10 @@ _WEIGH_CHANNELS = ("gdpo", "m_grpo")
 """Advantage estimators that weight reward channels themselves."""
 
 
+Implementation = Literal["auto", "native", "transformers"]
+"""Kinds of policies; see `trainers.policy`."""
+
+
 class PolicySection(Config):
     """The policy to train."""
 
@@ -46,6 +50,9 @@ class PolicySection(Config):
     """Name of the policy in the store, and the model name harnesses see."""
     path: str
     """Folder of the starting weights, tokenizer and chat template (Hugging Face layout)."""
+    implementation: Implementation = "auto"
+    """What trains it. native: our module of Qwen3 and Llama, fast on CPUs. transformers: any model that
+    transformers loads. auto: native where it computes the architecture."""
 
 
 class FurtherPolicySection(PolicySection):

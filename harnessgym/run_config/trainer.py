@@ -142,6 +142,9 @@ class TrainerSection(Config):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of matrix products in forward and backward passes. bfloat16: by torch's autocast; weights,
     optimizer, norms, the residual stream, log-probabilities and losses stay float32."""
+    gradient_checkpointing: bool = False
+    """Whether the backward pass computes each block's activations again instead of keeping them: less memory,
+    about a third more time."""
     lora: LoraSection = LoraSection()
     """Adapters to train in place of the weights; off without a rank."""
     checkpoints: Literal["lazy", "blocking"] = "lazy"

@@ -24,7 +24,7 @@ from tests.proxies.conftest import POLICY
 from tests.trainers.conftest import fronted
 from trainers.engine.engine import build_engine
 from trainers.engine.settings import EngineSettings
-from trainers.policy_weights import load_policy
+from trainers.policies.loading import load_policy
 
 pytestmark = pytest.mark.anyio
 PROMPT = list(range(5, 25))

@@ -3,8 +3,7 @@
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from trainers.policy import Policy, PolicyConfig
-from trainers.policy_weights import load_weights
+from trainers.policies.native import NativeConfig, NativePolicy
 
 SHAPE = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -17,8 +16,8 @@ def peer_and_policy(family, **options):
     config_class, model_class = PEERS[family]
     torch.manual_seed(0)
     peer = model_class(config_class(**SHAPE, **options)).eval()
-    policy = Policy(
-        PolicyConfig.from_hf(peer.config.to_dict() | {"architectures": [model_class.__name__]})
+    policy = NativePolicy(
+        NativeConfig.from_hf(peer.config.to_dict() | {"architectures": [model_class.__name__]})
     ).eval()
-    load_weights(policy, dict(peer.state_dict()))
+    policy.load(dict(peer.state_dict()))
     return peer, policy

@@ -28,7 +28,7 @@ from proxies.language import PolicyLanguage
 from tests.trainers.recorded_run import learner_of
 from trainers.engine.engine import build_engine
 from trainers.engine.sequence import Sequence, SequenceSampling
-from trainers.policy_weights import load_policy, published_weights
+from trainers.policies.loading import load_policy
 
 MODEL = Path(__file__).parents[2] / "environments/lookup/policy"
 _TOOLS = [
@@ -170,7 +170,7 @@ class Recorder:
         plays = [
             getattr(self.player, self.kind)(task) for task in drawn for _ in range(self.options.group_size)
         ]
-        version, weights = self.learner.version, published_weights(self.learner.trained_policy.policy)
+        version, weights = self.learner.version, self.learner.trained_policy.policy.published()
         played = iter(
             self.player.play(
                 {name: tensor.clone() for name, tensor in weights.items()}, version, plays, self.seeds

@@ -21,8 +21,10 @@ from harnessgym.tokens import VersionSpan, hash_ids
 from harnessgym.traces.forest import Forest
 from trainers.grpo import Grpo
 from trainers.learner import Learner
-from trainers.policy import Policy, PolicyConfig, token_logprobs
-from trainers.policy_weights import load_policy, save_policy
+from trainers.policies.loading import load_policy
+from trainers.policies.native import NativeConfig, NativePolicy
+from trainers.policies.native_weights import save_policy
+from trainers.policy import token_logprobs
 from trainers.ppo import PpoTrainer
 from trainers.ppo_settings import ppo_settings_of
 from trainers.trained_policy import TrainedPolicy
@@ -35,7 +37,7 @@ CURATION = (("filter", FilterSection), ("control", ControlSection), ("replay", R
 def save_model(folder):
     """A tiny policy's folder."""
     torch.manual_seed(0)
-    save_policy(Policy(PolicyConfig(32, 16, 32, 1, 2, 1, 8, max_position_embeddings=64)), folder)
+    save_policy(NativePolicy(NativeConfig(32, 16, 32, 1, 2, 1, 8, max_position_embeddings=64)), folder)
     return folder
 
 

@@ -15,7 +15,7 @@ from harnessgym.store.tables import rollouts as rollouts_table
 from harnessgym.traces.verification.verify import verify
 from tests.trainers.recorded_run import make_run, record_groups, record_rollout, save_model
 from trainers.batch_collector import BatchCollector
-from trainers.policy_weights import load_policy
+from trainers.policies.loading import load_policy
 
 SAME = [1.0, 1.0, 1.0]
 CHAIN = VersionChain(())

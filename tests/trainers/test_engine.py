@@ -9,11 +9,10 @@ from harnessgym.errors import PolicyError, UpstreamError
 from trainers.engine.engine import build_engine
 from trainers.engine.rows import truncate
 from trainers.engine.sequence import Sequence, SequenceSampling, StopMatcher
-from trainers.policy import Policy, PolicyConfig
-from trainers.policy_weights import published_weights
+from trainers.policies.native import NativeConfig, NativePolicy
 from trainers.weights.publish import publish_full
 
-CONFIG = PolicyConfig(
+CONFIG = NativeConfig(
     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
     head_dim=8, max_position_embeddings=256,
 )  # fmt: skip
@@ -21,7 +20,7 @@ CONFIG = PolicyConfig(
 
 def make_policy(seed=0, config=CONFIG):
     torch.manual_seed(seed)
-    policy = Policy(config).eval()
+    policy = NativePolicy(config).eval()
     for parameter in policy.parameters():
         parameter.data.mul_(4 if parameter.dim() > 1 else 1)  # peaked distributions: mistakes show
     return policy
@@ -199,7 +198,7 @@ def test_a_call_that_spans_two_versions_has_each_token_from_the_version_it_names
     longer = replace(sampling, max_tokens=200)
     asks = [Ask(engine, prompt, replace(longer, seed=seed)) for seed, prompt in enumerate(prompts(3))]
     assert all(ask.started.wait(60) for ask in asks)
-    engine.install(published_weights(new), version=1).result(60)
+    engine.install(new.published(), version=1).result(60)
     late = Ask(engine, prompts(1)[0], longer)
     for ask in (*asks, late):
         ask.wait()
@@ -220,7 +219,7 @@ def test_a_call_that_spans_two_versions_has_each_token_from_the_version_it_names
 def test_finish_mode_lets_calls_end_on_the_old_weights(engine):
     running = Ask(engine, prompts(1)[0], SequenceSampling(150, seed=1))
     assert running.started.wait(60)
-    done = engine.install(published_weights(make_policy(1)), version=1, mode="finish")
+    done = engine.install(make_policy(1).published(), version=1, mode="finish")
     late = Ask(engine, prompts(1)[0], SequenceSampling(5, seed=1))
     done.result(60)
     assert running.ended.is_set()
@@ -231,7 +230,7 @@ def test_finish_mode_lets_calls_end_on_the_old_weights(engine):
 
 def test_nothing_computed_under_old_weights_is_reused(engine):
     first = Ask(engine, prompts(1)[0], SequenceSampling(20, seed=1)).wait()
-    engine.install(published_weights(make_policy(1)), version=1).result(60)
+    engine.install(make_policy(1).published(), version=1).result(60)
     again = Ask(engine, first.prompt + first.ids, SequenceSampling(20, seed=1)).wait()
     assert again.chunks[-1].cached_tokens == 0
     assert (
@@ -243,7 +242,7 @@ def test_weights_that_do_not_fit_leave_the_engine_serving(engine, tmp_path):
     before = Ask(engine, prompts(1)[0], SequenceSampling(9, seed=1)).wait().ids
     with pytest.raises(PolicyError, match="no tensor"):
         engine.install({}, version=1).result(60)
-    version = publish_full(tmp_path, 2, None, published_weights(make_policy(1)), step=0, run="r")
+    version = publish_full(tmp_path, 2, None, make_policy(1).published(), step=0, run="r")
     (version.path / "COMMITTED").unlink()
     with pytest.raises(PolicyError, match="COMMITTED"):
         engine.install(version.path, version=2)
@@ -252,14 +251,14 @@ def test_weights_that_do_not_fit_leave_the_engine_serving(engine, tmp_path):
 
 
 def test_a_version_is_installed_from_its_directory(engine, tmp_path):
-    version = publish_full(tmp_path, 2, None, published_weights(make_policy(1)), step=0, run="r")
+    version = publish_full(tmp_path, 2, None, make_policy(1).published(), step=0, run="r")
     engine.install(version.path, version=2).result(60)
     assert set(Ask(engine, prompts(1)[0], SequenceSampling(9)).wait().versions) == {2}
 
 
 def test_weights_that_are_not_finite_fail_the_check(engine):
     engine.check().result(60)
-    broken = {name: tensor * float("nan") for name, tensor in published_weights(engine.policy).items()}
+    broken = {name: tensor * float("nan") for name, tensor in engine.policy.published().items()}
     engine.install(broken, version=1).result(60)
     with pytest.raises(UpstreamError, match="not finite"):
         engine.check().result(60)
@@ -293,7 +292,7 @@ def test_a_closed_engine_settles_every_order_and_refuses_more():
     running = Ask(engine, prompts(1)[0], SequenceSampling(200))
     waiting = Ask(engine, prompts(1)[0], SequenceSampling(200))
     assert running.started.wait(60)
-    install = engine.install(published_weights(make_policy(1)), version=1, mode="finish")
+    install = engine.install(make_policy(1).published(), version=1, mode="finish")
     engine.close()
     engine.close()
     assert (running.wait().finish[0], waiting.wait().finish[0]) == ("abort", "abort")
@@ -349,7 +348,7 @@ def test_an_order_that_breaks_the_engine_is_settled_too():
 
 def test_a_cancelled_order_is_not_carried_out(engine):
     running = Ask(engine, prompts(1)[0], SequenceSampling(100))
-    done = engine.install(published_weights(make_policy(1)), version=1, mode="finish")
+    done = engine.install(make_policy(1).published(), version=1, mode="finish")
     assert done.cancel() or done.done()
     assert len(running.wait().ids) == 100
     engine.check().result(60)

@@ -16,14 +16,14 @@ import pytest
 import torch
 
 from harnessgym.process import identify
-from trainers.policy import Policy, PolicyConfig
-from trainers.policy_weights import save_policy
+from trainers.policies.native import NativeConfig, NativePolicy
+from trainers.policies.native_weights import save_policy
 
-CONFIG = PolicyConfig(
+CONFIG = NativeConfig(
     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
     head_dim=8, max_position_embeddings=16_384,
 )  # fmt: skip
-WIDE = PolicyConfig(
+WIDE = NativeConfig(
     vocab_size=64, hidden_size=32, intermediate_size=16_384, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
     head_dim=8, max_position_embeddings=4096,
 )  # fmt: skip
@@ -34,7 +34,7 @@ PROMPT = [5, 9, 2, 40, 33]
 def engine(folder, config=CONFIG, fd=None):
     """`harnessgym engine` at the head of a process group of its own."""
     torch.manual_seed(0)
-    save_policy(Policy(config), folder)
+    save_policy(NativePolicy(config), folder)
     where = ["--port", "0"] if fd is None else ["--fd", str(fd)]
     process = subprocess.Popen(
         [sys.executable, "-m", "harnessgym", "engine", str(folder), *where],

@@ -12,10 +12,10 @@ from tokenizers import Tokenizer, decoders, models
 from tests.trainers.conftest import fronted
 from trainers.engine import EngineSettings
 from trainers.engine.server import load_engine
-from trainers.policy import Policy, PolicyConfig
-from trainers.policy_weights import published_weights, save_policy
+from trainers.policies.native import NativeConfig, NativePolicy
+from trainers.policies.native_weights import save_policy
 
-CONFIG = PolicyConfig(
+CONFIG = NativeConfig(
     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
     head_dim=8, max_position_embeddings=1024,
 )  # fmt: skip
@@ -24,7 +24,7 @@ PROMPT = [5, 9, 2, 40, 33]
 
 def make_model(folder, *, tokenizer=True):
     torch.manual_seed(0)
-    save_policy(Policy(CONFIG), folder)
+    save_policy(NativePolicy(CONFIG), folder)
     if tokenizer:
         words = {chr(ord("!") + token): token for token in range(64)}
         made = Tokenizer(models.WordLevel(words, unk_token="!"))
@@ -279,7 +279,7 @@ def test_a_call_that_spans_versions_says_which_token_came_from_which(tmp_path):
                 if line.startswith("data: {"):
                     events.append(json.loads(line[6:])["choices"][0])
                     if len(events) == 1:
-                        client.engine.install(published_weights(client.engine.policy), version=4).result(60)
+                        client.engine.install(client.engine.policy.published(), version=4).result(60)
         runs = [run for event in events for run in event["policy_versions"]]
         assert all(len(event["policy_versions"]) == 1 for event in events)
         assert [version for _, version in runs] == sorted(version for _, version in runs)

@@ -18,7 +18,7 @@ from tests.trainers.started_again import after_processes, after_stops, train_wit
 from trainers import checkpoint
 from trainers.grpo import train
 from trainers.learner import TrainerSettings
-from trainers.policy_weights import load_policy, packed_weights, published_weights
+from trainers.policies.loading import load_policy
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import version_path
 
@@ -35,7 +35,7 @@ def folder(tmp_path, model):
 
 def weights_after(folder, stops):
     """Final weights when the trainer is started anew after each number of steps in `stops`."""
-    return published_weights(after_stops(folder, stops).policy)
+    return after_stops(folder, stops).policy.published()
 
 
 AVERAGE = {"lr": 0.01, "proximal": "ewma", "corrections": [{"name": "icepop", "low": 0.01, "high": 100.0}]}
@@ -137,7 +137,7 @@ def test_without_a_checkpoint_it_continues_from_the_published_weights_under_a_ne
         assert (learner.step, learner.version) == (1, 1)
         assert all(
             torch.equal(value, before[name])
-            for name, value in published_weights(learner.trained_policy.policy).items()
+            for name, value in learner.trained_policy.policy.published().items()
         )
         assert learner.train_step(list(learner.arriving()))["version"] == 2
         learner.settle()
@@ -284,7 +284,7 @@ def learner_weights(tmp_path, model):
     """Those that training starts from."""
     folder = make_run(tmp_path / "untrained", model)
     with TraceStore.open(folder.store_url()) as store:
-        return published_weights(learner_of(folder, store).trained_policy.policy)
+        return learner_of(folder, store).trained_policy.policy.published()
 
 
 def test_metrics_count_what_was_given_up_and_where_time_went(tmp_path, model):
@@ -488,7 +488,7 @@ def test_an_average_that_began_again_is_not_the_one_that_went_on(tmp_path, model
 
 
 def packed(model, weights):
-    return packed_weights(load_policy(model), weights)
+    return load_policy(model).packed(weights)
 
 
 def test_rewards_are_trained_on_as_they_are_where_the_baseline_is_chosen(tmp_path, model):

@@ -4,10 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainers.peers import SHAPE
-from trainers.kv_cache import KVCache
-from trainers.policy import PolicyConfig
+from trainers.policies.kv_cache import KVCache
+from trainers.policies.native import NativeConfig
 
-CONFIG = PolicyConfig.from_hf(SHAPE | {"architectures": ["LlamaForCausalLM"]})
+CONFIG = NativeConfig.from_hf(SHAPE | {"architectures": ["LlamaForCausalLM"]})
 HEADS, SIZE = CONFIG.num_key_value_heads, CONFIG.head_dim
 
 

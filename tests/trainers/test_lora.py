@@ -15,9 +15,8 @@ from tests.trainers.peers import peer_and_policy
 from tests.trainers.test_packing import forests
 from tests.trainers.test_update import SETTINGS, make_policy, make_rows
 from trainers.lora import adapt
-from trainers.packing import pack
-from trainers.policy import Policy, token_logprobs
-from trainers.policy_weights import load_weights, published_weights
+from trainers.policies.native import NativePolicy
+from trainers.policy import token_logprobs
 from trainers.update import UpdateSettings, make_optimizer, policy_update
 
 ADVANTAGES = [1.0, -0.5, 0.25, 2.0, -1.5]
@@ -53,8 +52,7 @@ def equal(a, b):
 
 
 def logprobs(policy, rows):
-    packed = pack(rows)
-    return policy.logprobs(packed, *packed.trained([np.arange(len(row)) > 0 for row in rows]))
+    return policy.logprobs(rows, [np.arange(len(row)) > 0 for row in rows])
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
@@ -63,11 +61,11 @@ def logprobs(policy, rows):
 )
 def test_new_adapters_change_nothing_and_are_published_as_the_weights_they_stand_on(family, targets):
     _, policy = peer_and_policy(family, tie_word_embeddings=family == "qwen3")
-    before, rows = published_weights(policy), [np.arange(20, dtype=np.int32)]
+    before, rows = policy.published(), [np.arange(20, dtype=np.int32)]
     expected = logprobs(policy, rows)
     adapted(policy, targets=targets)
     assert torch.allclose(logprobs(policy, rows), expected, atol=1e-6)
-    assert equal(published_weights(policy), before)
+    assert equal(policy.published(), before)
     layers = {name.split(".")[-4] for name in split(policy)[0]}
     assert layers == set(PROJECTIONS if targets == "all-linear" else targets)
 
@@ -105,8 +103,8 @@ def test_gradients_are_those_of_the_whole_weights_projected(rank, alpha, targets
     """
     _, policy = peer_and_policy(family, tie_word_embeddings=True)
     stirred(adapted(policy, rank=rank, alpha=alpha, targets=targets), seed).double()
-    whole = Policy(policy.config).double()
-    load_weights(whole, published_weights(policy))
+    whole = NativePolicy(policy.config).double()
+    whole.load(policy.published())
     rows = [row.ids for row in make_rows(seed)]
     found = []
     for each in (policy, whole):
@@ -114,9 +112,7 @@ def test_gradients_are_those_of_the_whole_weights_projected(rank, alpha, targets
         (result * torch.linspace(-1, 1, len(result))).sum().backward()
         found.append(result.detach())
     assert torch.allclose(*found, atol=1e-6)
-    gradients = published_weights(
-        whole, {name: parameter.grad for name, parameter in whole.named_parameters()}
-    )
+    gradients = whole.published({name: parameter.grad for name, parameter in whole.named_parameters()})
     modules = {name: module for name, module in policy.named_modules() if isinstance(module, PeftLinear)}
     assert len(modules) == len(targets) * policy.config.num_hidden_layers
     for name, module in modules.items():
@@ -138,8 +134,8 @@ def test_gradients_are_those_of_the_whole_weights_projected(rank, alpha, targets
 def test_what_is_published_is_what_peft_merges_and_merging_leaves_the_base_alone(rank, alpha, targets, seed):
     policy = stirred(adapted(rank=rank, alpha=alpha, targets=targets), seed)
     before = split(policy)
-    published = published_weights(policy)
-    assert equal(published_weights(policy), published)
+    published = policy.published()
+    assert equal(policy.published(), published)
     assert all(map(equal, split(policy), before))
     theirs = copy.deepcopy(policy)
     for module in theirs.modules():
@@ -148,11 +144,9 @@ def test_what_is_published_is_what_peft_merges_and_merging_leaves_the_base_alone
     bases = {name: tensor for name, tensor in theirs.state_dict().items() if ".lora_" not in name}
     assert bases.keys() == before[1].keys()
     theirs.lora = None
-    assert equal(published_weights(theirs, bases), published)
+    assert equal(theirs.published(bases), published)
     changed = [
-        name
-        for name, tensor in published_weights(make_policy()).items()
-        if not torch.equal(tensor, published[name])
+        name for name, tensor in make_policy().published().items() if not torch.equal(tensor, published[name])
     ]
     assert {name.split(".")[-2] for name in changed} == set(targets)
 
@@ -181,8 +175,8 @@ def test_a_policy_that_is_given_whole_weights_is_these_whatever_its_adapters_wer
     policy, other = stirred(adapted()), make_policy()
     with torch.no_grad():
         other.embed_tokens.weight.mul_(1.5)
-    load_weights(policy, published_weights(other))
-    assert equal(published_weights(policy), published_weights(other))
+    policy.load(other.published())
+    assert equal(policy.published(), other.published())
     rows = [np.arange(10, dtype=np.int32)]
     assert torch.allclose(logprobs(policy, rows), logprobs(other, rows), atol=1e-6)
 

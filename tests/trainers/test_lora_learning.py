@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.trainers.recorded_lookup import MODEL, Player, Recorder
-from trainers.policy_weights import load_policy, published_weights
+from trainers.policies.loading import load_policy
 
 STEPS = 14
 OPTIONS = {"lora": {"rank": 8, "alpha": 16.0}, "update": {"lr": 5e-3}}
@@ -27,7 +27,7 @@ def player():
 def test_rewards_rise_by_what_they_say_and_by_nothing_else(tmp_path, player, options):
     run = Recorder(tmp_path / "run", player, **OPTIONS, **options)
     rewards = [run.step() for _ in range(STEPS)]
-    found, start = published_weights(run.learner.trained_policy.policy), published_weights(load_policy(MODEL))
+    found, start = run.learner.trained_policy.policy.published(), load_policy(MODEL).published()
     run.close()
     assert np.mean(rewards[:3]) < 0.5
     if options.get("reward_shuffle"):

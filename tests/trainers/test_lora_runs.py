@@ -20,7 +20,8 @@ from trainers import checkpoint
 from trainers.checkpoint import staged
 from trainers.grpo import train
 from trainers.learner import TrainerSettings
-from trainers.policy_weights import load_policy, published_weights, save_policy
+from trainers.policies.loading import load_policy
+from trainers.policies.native_weights import save_policy
 from trainers.trained_policy import TrainedPolicy
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import version_path
@@ -45,7 +46,7 @@ def after(run, stops):
     steps.
     """
     trained_policy = after_stops(run, stops)
-    return published_weights(trained_policy.policy), trained_policy.optimizer.state_dict()["state"]
+    return trained_policy.policy.published(), trained_policy.optimizer.state_dict()["state"]
 
 
 def changed(run, **trainer):
@@ -65,7 +66,7 @@ def test_a_resumed_trainer_goes_on_exactly(tmp_path, model, options):
         lora_run(tmp_path / name, model, **options) for name in ("straight", "interrupted")
     )
     (weights, moments), (again, its_moments) = after(straight, [STEPS]), after(interrupted, [1, 3, STEPS])
-    start = published_weights(load_policy(model))
+    start = load_policy(model).published()
     assert all(torch.equal(again[name], tensor) for name, tensor in weights.items())
     assert moments.keys() == its_moments.keys()
     for index, values in moments.items():
@@ -81,7 +82,7 @@ def test_versions_are_ordinary_and_rounded_once_and_checkpoints_hold_no_weights(
     run = lora_run(tmp_path / "run", model, publish={"dtype": "bfloat16", "full_every": 100})
     weights, _ = after(run, [2])
     manifest, version = read_version(version_path(run.versions, 2))
-    start = published_weights(load_policy(model))
+    start = load_policy(model).published()
     assert manifest.kind == "delta"
     assert version.keys() == start.keys()
     assert all(torch.equal(version[name], tensor.bfloat16()) for name, tensor in weights.items())
@@ -188,7 +189,7 @@ def test_shards_hold_and_step_adapters_as_one_process_does(tmp_path, model, dtyp
     assert all(torch.equal(again[name], tensor) for name, tensor in expected.items())
     assert adapters["tensors"].keys() == alone[4]["tensors"].keys()
     assert adapters["base"] == alone[4]["base"]
-    start = published_weights(load_policy(model))
+    start = load_policy(model).published()
     tolerance = {"rtol": 1e-3, "atol": 1e-4} if dtype == "float32" else {"atol": 0.02}
     for name, tensor in alone[3].items():
         assert torch.allclose(again[name], tensor, **tolerance)
@@ -214,7 +215,7 @@ def test_a_run_that_changes_its_number_of_processes_goes_on(tmp_path, model):
 def test_all_linear_layers_of_the_model_can_be_trained(tmp_path, model):
     run = lora_run(tmp_path / "run", model, lora={"rank": 2})
     weights, _ = after(run, [2])
-    start = published_weights(load_policy(model))
+    start = load_policy(model).published()
     assert {name.split(".")[-2] for name in weights if not torch.equal(weights[name], start[name])} == set(
         PROJECTIONS
     )

@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 
 from harnessgym.errors import PolicyError
 from tests.trainers.peers import PEERS, SHAPE, peer_and_policy
-from trainers.kv_cache import KVCache
-from trainers.policy import PolicyConfig, token_logprobs
+from trainers.policies.kv_cache import KVCache
+from trainers.policies.native import NativeConfig
+from trainers.policy import token_logprobs
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -92,4 +93,4 @@ def test_token_logprobs_are_those_of_the_tempered_softmax():
 )
 def test_what_is_not_computed_is_refused(option):
     with pytest.raises(PolicyError, match="not supported"):
-        PolicyConfig.from_hf(SHAPE | option)
+        NativeConfig.from_hf(SHAPE | option)

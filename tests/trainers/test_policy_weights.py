@@ -6,8 +6,9 @@ from transformers import AutoModelForCausalLM
 
 from harnessgym.errors import PolicyError
 from tests.trainers.peers import PEERS, peer_and_policy
-from trainers.policy import Policy
-from trainers.policy_weights import load_policy, load_weights, packed_weights, published_weights, save_policy
+from trainers.policies.loading import load_policy
+from trainers.policies.native import NativePolicy
+from trainers.policies.native_weights import save_policy
 
 
 @pytest.mark.parametrize("family", PEERS)
@@ -24,8 +25,8 @@ def test_a_saved_policy_is_read_by_transformers_and_back(family, tmp_path):
 
 def test_published_weights_restore_the_policy_bit_by_bit():
     _, policy = peer_and_policy("qwen3")
-    other = Policy(policy.config)
-    load_weights(other, published_weights(policy))
+    other = NativePolicy(policy.config)
+    other.load(policy.published())
     assert all(
         torch.equal(a, b)
         for a, b in zip(policy.state_dict().values(), other.state_dict().values(), strict=True)
@@ -35,15 +36,15 @@ def test_published_weights_restore_the_policy_bit_by_bit():
 @pytest.mark.parametrize("damage", ["missing", "misshaped"])
 def test_weights_that_do_not_fit_leave_the_policy_alone(damage):
     _, policy = peer_and_policy("qwen3")
-    before = published_weights(policy)
+    before = policy.published()
     weights = {name: torch.zeros_like(tensor) for name, tensor in before.items()}
     if damage == "missing":
         del weights["model.norm.weight"]
     else:
         weights["model.norm.weight"] = torch.zeros(3)
     with pytest.raises(PolicyError, match="norm"):
-        load_weights(policy, weights)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in published_weights(policy).items())
+        policy.load(weights)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in policy.published().items())
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
@@ -64,7 +65,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
 @pytest.mark.parametrize("tied", [True, False])
 def test_what_is_published_is_packed_again_as_it_was(family, tied):
     _, policy = peer_and_policy(family, tie_word_embeddings=tied)
-    packed, state = packed_weights(policy, published_weights(policy)), policy.state_dict()
+    packed, state = policy.packed(policy.published()), policy.state_dict()
     assert packed.keys() == state.keys()
     assert all(torch.equal(packed[name], tensor) for name, tensor in state.items())
 
@@ -89,18 +90,18 @@ def test_without_a_word_in_the_config_the_head_is_tied_if_it_has_no_weights(tied
 )
 def test_a_tensor_that_nothing_computes_with_is_refused_by_name(name, refused):
     _, policy = peer_and_policy("llama", tie_word_embeddings=True)
-    weights = published_weights(policy) | {name: torch.ones(3)}
+    weights = policy.published() | {name: torch.ones(3)}
     if refused:
         with pytest.raises(PolicyError, match=name):
-            load_weights(policy, weights)
+            policy.load(weights)
     else:
-        load_weights(policy, weights)
+        policy.load(weights)
 
 
 def test_a_copy_of_the_embedding_as_the_tied_head_is_read():
     _, policy = peer_and_policy("llama", tie_word_embeddings=True)
-    weights = published_weights(policy)
-    load_weights(policy, weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()})
+    weights = policy.published()
+    policy.load(weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()})
 
 
 def test_weights_in_several_files_are_refused_with_what_to_do(tmp_path):

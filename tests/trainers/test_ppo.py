@@ -21,7 +21,6 @@ from tests.trainers.started_again import after_processes, after_stops, train_wit
 from trainers import checkpoint
 from trainers.advantages.gae import gae
 from trainers.learner import TrainerSettings
-from trainers.policy_weights import published_weights
 from trainers.ppo import PpoTrainer, explained_variance, train, whitened
 from trainers.ppo_settings import PpoSettings, ppo_settings_of
 from trainers.update import policy_update
@@ -46,9 +45,7 @@ def everything_after(folder, stops):
     """Weights of policy and critic when the trainer is started anew after each number of steps in `stops`."""
     trained_policy = after_stops(folder, stops)
     critic = trained_policy.value_function.state()["weights"]
-    return published_weights(trained_policy.policy) | {
-        f"critic.{name}": tensor for name, tensor in critic.items()
-    }
+    return trained_policy.policy.published() | {f"critic.{name}": tensor for name, tensor in critic.items()}
 
 
 @pytest.mark.parametrize(
@@ -203,13 +200,13 @@ def test_a_batch_in_which_nothing_was_sampled_is_a_step_that_changes_nothing(tmp
     record_groups(folder, range(2))
     with TraceStore.open(folder.store_url()) as store:
         learner = learner_of(folder, store)
-        before = published_weights(learner.trained_policy.policy)
+        before = learner.trained_policy.policy.published()
         groups = [replace(group, rows=((),) * 3, credit=()) for group in learner.arriving()]
         metrics = learner.train_step(groups)
         assert (metrics["signal"], metrics["explained_variance"]) == (0, 0)
         assert all(
             torch.equal(before[name], tensor)
-            for name, tensor in published_weights(learner.trained_policy.policy).items()
+            for name, tensor in learner.trained_policy.policy.published().items()
         )
         learner.settle()
 
@@ -219,7 +216,7 @@ def test_while_the_critic_warms_up_the_policy_stays_and_the_ledger_says_so(tmp_p
     record_groups(folder, range(4))
     with TraceStore.open(folder.store_url()) as store:
         learner = learner_of(folder, store)
-        before = published_weights(learner.trained_policy.policy)
+        before = learner.trained_policy.policy.published()
         groups = list(learner.arriving())
         warming = learner.train_step(groups)
         learner.settle()
@@ -227,7 +224,7 @@ def test_while_the_critic_warms_up_the_policy_stays_and_the_ledger_says_so(tmp_p
         assert warming["value_loss"] > 0
         assert all(
             torch.equal(before[name], tensor)
-            for name, tensor in published_weights(learner.trained_policy.policy).items()
+            for name, tensor in learner.trained_policy.policy.published().items()
         )
         named = groups[0].group.members[0].rollout_id
         assert [entry.value for entry in store.read(lambda conn: advantages.of_rollout(conn, named))] == [0.0]
@@ -235,7 +232,7 @@ def test_while_the_critic_warms_up_the_policy_stays_and_the_ledger_says_so(tmp_p
         learner.settle()
         assert any(
             not torch.equal(before[name], tensor)
-            for name, tensor in published_weights(learner.trained_policy.policy).items()
+            for name, tensor in learner.trained_policy.policy.published().items()
         )
         assert store.read(lambda conn: ledger.steps(conn, learner.policy_id)) == [1, 2]
 

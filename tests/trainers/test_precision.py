@@ -14,7 +14,7 @@ from tests.trainers.test_packing import forests
 from tests.trainers.test_trained_policy import ADVANTAGES
 from tests.trainers.test_update import make_rows
 from trainers.packing import pack
-from trainers.policy import Policy, PolicyConfig
+from trainers.policies.native import NativeConfig, NativePolicy
 from trainers.trained_policy import TrainedPolicy
 from trainers.value_function import Critic
 
@@ -22,15 +22,14 @@ BOUND = 1.4e-2
 """Twice the largest difference of a log-probability that was measured between bfloat16 and float32 on
 policies of this size: processors round differently."""
 SHAPES = [
-    PolicyConfig(512, 64, 192, 2, 4, 2, 16),
-    PolicyConfig(512, 64, 192, 2, 4, 2, 16, qk_norm=False, tie_word_embeddings=False),
+    NativeConfig(512, 64, 192, 2, 4, 2, 16),
+    NativeConfig(512, 64, 192, 2, 4, 2, 16, qk_norm=False, tie_word_embeddings=False),
 ]
 
 
 def logprobs(policy, rows):
-    packed = pack(rows)
     with torch.no_grad():
-        return policy.logprobs(packed, *packed.trained([np.arange(len(row)) > 0 for row in rows]))
+        return policy.logprobs(rows, [np.arange(len(row)) > 0 for row in rows])
 
 
 def in_bfloat16(policy):
@@ -42,7 +41,7 @@ def in_bfloat16(policy):
 @pytest.mark.parametrize("config", SHAPES, ids=["qwen3", "llama"])
 def test_logprobs_are_float32_and_nearer_to_the_float32_policy_than_if_all_were_bfloat16(config):
     torch.manual_seed(0)
-    policy = Policy(config)
+    policy = NativePolicy(config)
     draw = np.random.default_rng(0)
     rows = [draw.integers(0, config.vocab_size, 200).astype(np.int32) for _ in range(8)]
     exact, found, cast = (
@@ -107,7 +106,7 @@ def test_gradients_too_small_for_bfloat16_weights_still_move_them(tmp_path):
 
 def test_the_critic_computes_in_what_its_policy_does(tmp_path):
     torch.manual_seed(0)
-    policy = in_bfloat16(Policy(SHAPES[0]))
+    policy = in_bfloat16(NativePolicy(SHAPES[0]))
     critic, exact = Critic(policy), Critic(policy)
     exact.trunk.products = torch.float32
     assert critic.trunk.products == torch.bfloat16

@@ -13,8 +13,8 @@ from tests.trainers.test_proximal_average import told
 from tests.trainers.test_trained_policy import ADVANTAGES
 from tests.trainers.test_update import make_rows
 from tests.trainers.together import together
+from trainers.policies.loading import load_policy
 from trainers.policy import token_logprobs
-from trainers.policy_weights import load_policy, load_weights
 from trainers.proximal import Snapshots, copies
 from trainers.trained_policy import TrainedPolicy
 from trainers.update import UpdateSettings
@@ -60,7 +60,7 @@ def test_every_token_is_scored_by_the_published_version_that_sampled_it(run, tmp
     rows = rows_of_versions(1, 3, 2)
     found = snapshots.logprobs(rows)
     for version in (1, 2, 3):
-        load_weights(policy, read_version(version_path(run.versions, version))[1])
+        policy.load(read_version(version_path(run.versions, version))[1])
         for row, logprobs in zip(rows, found, strict=True):
             ids = torch.from_numpy(row.ids[None]).long()
             with torch.no_grad():
@@ -70,7 +70,7 @@ def test_every_token_is_scored_by_the_published_version_that_sampled_it(run, tmp
     assert all(not logprobs[row.versions < 0].any() for row, logprobs in zip(rows, found, strict=True))
     snapshots.stepped(told())
     assert snapshots.held == [2, 3]
-    load_weights(policy, read_version(version_path(run.versions, 0))[1])
+    policy.load(read_version(version_path(run.versions, 0))[1])
     snapshots.logprobs(rows)
     assert snapshots.held == [1, 2, 3]
 

@@ -12,7 +12,6 @@ from harnessgym.errors import TrainerError
 from tests.trainers.test_update import FORMS, SETTINGS, ages_of, make_policy, make_rows, split_row
 from tests.trainers.together import together
 from trainers.gradients import mean_logprobs
-from trainers.policy_weights import load_weights, packed_weights, published_weights
 from trainers.proximal import copies, having
 from trainers.update import GradientAccumulation, UpdateSettings, make_optimizer, policy_update
 from trainers.world import ALONE
@@ -149,13 +148,13 @@ def scattered_and_gathered(world, weights, state, then):
     scatter(
         policy,
         optimizer,
-        packed_weights(policy, weights) if leads else {},
+        policy.packed(weights) if leads else {},
         (state if leads else {}) if state else None,
     )
     if then:
         policy_update(policy, optimizer, make_rows(then), ADVANTAGES[:5], SETTINGS, world=world)
     weights, state = gather(policy, optimizer)
-    return published_weights(policy, weights), state
+    return policy.published(weights), state
 
 
 def trained(seed):
@@ -169,7 +168,7 @@ def trained(seed):
 @pytest.mark.parametrize("size", [2, 3])
 def test_weights_and_optimizer_go_through_shards_bit_for_bit_into_the_leader_alone(tmp_path, size):
     policy, optimizer = trained(3)
-    weights, state = published_weights(policy), optimizer.state_dict()
+    weights, state = policy.published(), optimizer.state_dict()
     (found, moments), *others = together(tmp_path, size, scattered_and_gathered, weights, state, None)
     assert list(found) == list(weights)
     assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
@@ -182,11 +181,9 @@ def test_weights_and_optimizer_go_through_shards_bit_for_bit_into_the_leader_alo
 
 
 def test_what_two_processes_leave_one_goes_on_from(tmp_path):
-    (weights, state), _ = together(
-        tmp_path, 2, scattered_and_gathered, published_weights(make_policy()), None, 3
-    )
+    (weights, state), _ = together(tmp_path, 2, scattered_and_gathered, make_policy().published(), None, 3)
     policy = make_policy()
-    load_weights(policy, weights)
+    policy.load(weights)
     optimizer = make_optimizer(policy, SETTINGS)
     optimizer.load_state_dict(state)
     expected, its_optimizer = trained(3)
@@ -199,9 +196,7 @@ def test_what_two_processes_leave_one_goes_on_from(tmp_path):
 
 def test_an_optimizer_that_has_not_stepped_is_left_so(tmp_path):
     """Asked for its state, the library would take a step of no length, which counts in Adam's corrections."""
-    (_, state), _ = together(
-        tmp_path, 2, scattered_and_gathered, published_weights(make_policy()), None, None
-    )
+    (_, state), _ = together(tmp_path, 2, scattered_and_gathered, make_policy().published(), None, None)
     assert state["state"] == {}
 
 

@@ -13,7 +13,7 @@ from harnessgym.store.tables import exclusions, trained
 from harnessgym.store.tables import rollouts as rollouts_table
 from harnessgym.traces.verification.verify import verify
 from tests.trainers.recorded_run import learner_of, make_run, record_groups, record_rollout, save_model
-from trainers.policy_weights import load_policy, published_weights
+from trainers.policies.loading import load_policy
 
 NAMES = ("", "helper")
 SIZE, SAMPLED = 3, 6
@@ -69,7 +69,7 @@ def test_every_policy_trains_the_same_groups_on_its_own_tokens(make):
         tokens[helper.policy_id] == [0, SAMPLED, SAMPLED] * 2
     )  # the first rollout of a group never asked it
     assert not verify(store).findings
-    weights = [published_weights(learner.trained_policy.policy) for learner in (first, helper)]
+    weights = [learner.trained_policy.policy.published() for learner in (first, helper)]
     assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     newest = [
         store.read(lambda conn, one=one: policies.latest(conn, one.policy_id)) for one in (first, helper)

@@ -13,7 +13,6 @@ from harnessgym.store import TraceStore, policies
 from harnessgym.store.tables import advantages, groups, rollouts, trained
 from harnessgym.traces.verification.verify import verify
 from tests.trainers.recorded_run import learner_of, make_run, record_groups, save_model
-from trainers.policy_weights import published_weights
 
 HERE = "tests.trainers.test_success_pool"
 FAILED, MIXED = [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]
@@ -169,7 +168,7 @@ def test_a_trainer_that_lost_its_last_step_borrows_the_same_again(make, lost):
                 learner = learner_of(folder, store)
                 step(learner)
         assert verify(store).findings == ()
-        weights.append(published_weights(learner.trained_policy.policy))
+        weights.append(learner.trained_policy.policy.published())
         chain = store.read(lambda conn, policy=learner.policy_id: policies.versions(conn, policy))
         assert len([item for item in chain if not item.orphaned]) == 5
     assert all(torch.equal(weights[0][name], value) for name, value in weights[1].items())

@@ -14,7 +14,7 @@ from harnessgym.registry import names
 from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
 from trainers.losses.normalisation import Normalisation
-from trainers.policy import Policy, PolicyConfig
+from trainers.policies.native import NativeConfig, NativePolicy
 from trainers.update import (
     EagerAdamW,
     GradientAccumulation,
@@ -24,7 +24,7 @@ from trainers.update import (
     policy_update,
 )
 
-CONFIG = PolicyConfig(
+CONFIG = NativeConfig(
     vocab_size=23,
     hidden_size=16,
     intermediate_size=24,
@@ -37,9 +37,9 @@ CONFIG = PolicyConfig(
 SETTINGS = UpdateSettings(lr=1e-3, proximal="current")
 
 
-def make_policy() -> Policy:
+def make_policy() -> NativePolicy:
     torch.manual_seed(7)
-    policy = Policy(CONFIG)
+    policy = NativePolicy(CONFIG)
     for parameter in policy.parameters():
         if parameter.dim() == 2:
             torch.nn.init.normal_(parameter, std=0.3)
@@ -87,7 +87,7 @@ def gradient(
 
 
 def reference(
-    policy: Policy, rows: list[Row], advantages: list[float], options: UpdateSettings
+    policy: NativePolicy, rows: list[Row], advantages: list[float], options: UpdateSettings
 ) -> dict[str, float]:
     """Loss and metrics by loops over tokens in float64; the proximal policy is the current one, so its
     ratio is 1.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from harnessgym.errors import TrainerError
 from tests.trainers.test_update import CONFIG, make_policy, make_rows, split_row
 from tests.trainers.together import together
-from trainers.policy import Policy
+from trainers.policies.native import NativePolicy
 from trainers.ppo_settings import CriticSettings
 from trainers.update_settings import UpdateSettings
 from trainers.value_function import Critic, ValueFunction
@@ -56,7 +56,7 @@ def by_hand(function, rows, targets, old, clip, normalisation="token"):
         hook = critic.trunk.blocks[-1].register_forward_hook(lambda *given, seen=seen: seen.append(given[2]))
         critic.trunk(torch.tensor(row.ids[None]).long())
         hook.remove()
-        norm = critic.trunk.normed(seen[0])[0].detach().double()
+        norm = critic.trunk.features(seen[0])[0].detach().double()
         values_T = (norm @ critic.head.weight.detach().double().T)[:, 0] + float(critic.head.bias.detach())
         share = 1 / sum(counts) if normalisation == "token" else 1 / len(rows) / count
         for t in range(1, len(row.ids)):
@@ -133,7 +133,7 @@ def test_the_first_values_are_zero_whatever_the_policy():
 
 
 def test_a_critic_without_a_vocabulary_starts_from_a_policy_that_has_one_of_its_own():
-    policy = Policy(replace(CONFIG, tie_word_embeddings=False))
+    policy = NativePolicy(replace(CONFIG, tie_word_embeddings=False))
     critic = Critic(policy)
     assert torch.equal(critic.trunk.blocks[1].down_proj.weight, policy.blocks[1].down_proj.weight)
     assert critic.trunk.blocks[1].down_proj.weight is not policy.blocks[1].down_proj.weight

@@ -22,14 +22,15 @@ from harnessgym.store.policies import PolicyVersion
 from tests.trainers.conftest import fronted
 from trainers.engine import EngineSettings
 from trainers.engine.server import follow, load_engine
-from trainers.policy import Policy, PolicyConfig
-from trainers.policy_weights import load_policy, load_weights, published_weights, save_policy
+from trainers.policies.loading import load_policy
+from trainers.policies.native import NativeConfig, NativePolicy
+from trainers.policies.native_weights import save_policy
 from trainers.weights.agent import read_newest
 from trainers.weights.publish import BaseVersion, publish, publish_full
 from trainers.weights.settings import AgentSettings, MirrorSettings
 from trainers.weights.version_server import build_app
 
-CONFIG = PolicyConfig(
+CONFIG = NativeConfig(
     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
     head_dim=8, max_position_embeddings=512,
 )  # fmt: skip
@@ -88,8 +89,8 @@ class Site:
 
     def weights(self, seed, *, raw=False):
         torch.manual_seed(seed)
-        policy = Policy(CONFIG)
-        return policy if raw else published_weights(policy)
+        policy = NativePolicy(CONFIG)
+        return policy if raw else policy.published()
 
     def publish(self, version, *, weights=None, record=True, **fields):
         made = publish_full(
@@ -368,7 +369,7 @@ def test_reading_the_newest_version(site):
 
 def save_policy_weights(folder, weights):
     policy = load_policy(folder)
-    load_weights(policy, weights)
+    policy.load(weights)
     save_policy(policy, folder)
 
 

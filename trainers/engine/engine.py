@@ -28,8 +28,7 @@ from torch import Tensor
 from harnessgym.errors import UpstreamError
 from trainers.engine.rows import DRAWS, Ints, SequenceRows, StepSamples, sample
 from trainers.engine.sequence import Chunk, EngineOrder, FinishReason, Sequence, TokenScore, promise
-from trainers.policy import Policy
-from trainers.policy_weights import load_weights
+from trainers.policies.native import NativePolicy
 from trainers.weights.chain import read_version
 
 log = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ class Engine:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: NativePolicy,
         rows: SequenceRows,
         *,
         max_batch: int,
@@ -406,7 +405,7 @@ class Engine:
     def _install(self, weights: dict[str, Tensor], version: int) -> None:
         # Tokens of the old weights are delivered before the version changes, since a chunk has one version.
         self._flush()
-        load_weights(self.policy, weights)
+        self.policy.load(weights)
         self.version = version
         self.rows.forget()
         self.counters.installs += 1
@@ -443,7 +442,7 @@ class Engine:
 
 
 def build_engine(
-    policy: Policy,
+    policy: NativePolicy,
     *,
     max_batch: int = 32,
     cached_sequences: int = 32,

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from harnessgym.tokens import IdArray
-from trainers.kv_cache import KVCache
-from trainers.policy import PolicyConfig
+from trainers.policies.kv_cache import KVCache
+from trainers.policies.native import NativeConfig
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -88,7 +88,7 @@ class SequenceRows:
     sequence.
     """
 
-    def __init__(self, config: PolicyConfig, rows: int, length: int, dtype: torch.dtype) -> None:
+    def __init__(self, config: NativeConfig, rows: int, length: int, dtype: torch.dtype) -> None:
         self.kv = KVCache(config, rows, length, dtype)
         self.count = rows
         self.active = 0

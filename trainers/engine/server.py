@@ -25,8 +25,8 @@ from harnessgym.store.policies import PolicyVersion
 from trainers.engine.engine import Engine, build_engine
 from trainers.engine.router import EngineRouter
 from trainers.engine.settings import EngineSettings
-from trainers.policy import Policy
-from trainers.policy_weights import load_policy, load_weights, published_weights
+from trainers.policies.loading import load_native
+from trainers.policies.native import NativePolicy
 from trainers.weights.agent import WeightAgent, read_newest
 from trainers.weights.settings import AgentSettings
 
@@ -115,7 +115,7 @@ class EngineInstaller:
         Raises `UpstreamError` if the engine has stopped.
         """
         before = self.version
-        previous = await asyncio.to_thread(published_weights, self._engine.policy)
+        previous = await asyncio.to_thread(self._engine.policy.published)
         await self._load(weights, version.version)
         try:
             await asyncio.wrap_future(self._engine.check())
@@ -132,7 +132,7 @@ def load_engine(settings: EngineSettings) -> Engine:
     policy.
     """
     torch.set_num_threads(settings.threads)
-    policy = load_policy(settings.model, getattr(torch, settings.dtype))
+    policy = load_native(settings.model, getattr(torch, settings.dtype))
     version = _load_newest(policy, settings.agent) if settings.agent else 0
     return build_engine(
         policy,
@@ -145,14 +145,14 @@ def load_engine(settings: EngineSettings) -> Engine:
     )
 
 
-def _load_newest(policy: Policy, agent: AgentSettings) -> int:
+def _load_newest(policy: NativePolicy, agent: AgentSettings) -> int:
     """Load the newest committed version, if there is one; returns the policy's version."""
     with TraceStore.open(agent.store) as store:
         newest = read_newest(store, agent.policy_id, agent.mirror)
     if newest is None:
         return 0
     version, weights = newest
-    load_weights(policy, weights)
+    policy.load(weights)
     return version.version
 
 

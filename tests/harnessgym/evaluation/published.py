@@ -11,7 +11,7 @@ from harnessgym.run_config.run import RunConfig
 from harnessgym.store import TraceStore, policies, runs
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.supervisor import prepare
-from trainers.policy_weights import load_policy, published_weights
+from trainers.policies.loading import load_policy
 from trainers.weights.manifest import version_path
 from trainers.weights.publish import BaseVersion, publish
 
@@ -37,7 +37,7 @@ class Published:
         self.store = TraceStore.create(self.folder.store_url())
         run_id = self.store.write(lambda conn: runs.add(conn, "run", {}, "0", "training"))
         self.policy_id = self.store.write(lambda conn: policies.register(conn, run_id, "p"))
-        self.weights = published_weights(load_policy(POLICY))
+        self.weights = load_policy(POLICY).published()
         self.version = -1
         self.folder.versions.mkdir()
 

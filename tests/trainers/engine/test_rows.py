@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from tests.trainers.peers import SHAPE
 from trainers.engine.rows import DRAWS, SequenceRows
-from trainers.policy import PolicyConfig
+from trainers.policies.native import NativeConfig
 
-CONFIG = PolicyConfig.from_hf(SHAPE | {"architectures": ["LlamaForCausalLM"]})
+CONFIG = NativeConfig.from_hf(SHAPE | {"architectures": ["LlamaForCausalLM"]})
 PROMPT = np.arange(10, 30, dtype=np.int32)
 
 

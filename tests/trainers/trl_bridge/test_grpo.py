@@ -15,8 +15,8 @@ from harnessgym.store import TraceStore, advantages, ledger, policies, rollouts
 from harnessgym.traces.verification.verify import verify
 from tests.trainers.recorded_run import STEPS, make_run
 from tests.trainers.trl_bridge.tiny import REWARDS, Gradients, off_policy_run, save_tiny, training_run
+from trainers.policies.loading import load_policy
 from trainers.policy import token_logprobs
-from trainers.policy_weights import load_policy, published_weights
 from trainers.trl_bridge.grpo import RunGRPOTrainer, grpo_arguments
 from trainers.trl_bridge.samples import fields_of, recorded_reward, samples_of
 from trainers.update import UpdateSettings, make_optimizer, policy_update
@@ -68,7 +68,7 @@ def our_gradients(run, groups, given, settings):
     policy_update(
         policy, make_optimizer(policy, settings), rows, [given[row.rollout_id] for row in rows], settings
     )
-    return published_weights(policy, {name: weight.grad for name, weight in policy.named_parameters()})
+    return policy.published({name: weight.grad for name, weight in policy.named_parameters()})
 
 
 def close(one, other, tolerance=2e-4):
@@ -163,7 +163,7 @@ def test_what_a_correction_masks_still_counts_in_the_denominator(tmp_path):
         (given[row.rollout_id] * one).astype(np.float32) for row, one in zip(rows, kept, strict=True)
     ]
     policy_update(policy, make_optimizer(policy, settings), rows, advantages_T, settings)
-    expected = published_weights(policy, {name: weight.grad for name, weight in policy.named_parameters()})
+    expected = policy.published({name: weight.grad for name, weight in policy.named_parameters()})
     assert close(found, expected)
 
 

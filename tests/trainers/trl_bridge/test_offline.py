@@ -18,8 +18,8 @@ from harnessgym.store import TraceStore
 from tests.trainers.recorded_run import make_run, record_groups
 from tests.trainers.trl_bridge.test_samples import rows
 from tests.trainers.trl_bridge.tiny import REWARDS, save_tiny
+from trainers.policies.loading import load_policy
 from trainers.policy import token_logprobs
-from trainers.policy_weights import load_policy
 from trainers.trl_bridge.offline import (
     IGNORED,
     GradedRollout,

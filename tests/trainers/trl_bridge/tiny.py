@@ -10,8 +10,9 @@ from transformers import TrainerCallback
 from harnessgym.store import TraceStore
 from tests.trainers.recorded_run import STEPS, make_run, record_groups, record_rollout
 from trainers.learner import TrainerSettings
-from trainers.policy import Policy, PolicyConfig
-from trainers.policy_weights import load_policy, save_policy
+from trainers.policies.loading import load_policy
+from trainers.policies.native import NativeConfig, NativePolicy
+from trainers.policies.native_weights import save_policy
 from trainers.trl_bridge.training_run import TrainingRun
 
 TOKENIZER = Path(__file__).parents[3] / "environments" / "lookup" / "policy"
@@ -20,7 +21,7 @@ REWARDS = {ordinal: [1.0, 0.0, 0.25] for ordinal in range(8)}
 
 def save_tiny(folder, seed=0):
     torch.manual_seed(seed)
-    save_policy(Policy(PolicyConfig(510, 16, 32, 1, 2, 1, 8, max_position_embeddings=64)), folder)
+    save_policy(NativePolicy(NativeConfig(510, 16, 32, 1, 2, 1, 8, max_position_embeddings=64)), folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TOKENIZER / name, folder / name)
     return folder

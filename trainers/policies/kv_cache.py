@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainers.policy import PolicyConfig
+from trainers.policies.native import NativeConfig
 
 
 class KVCache:
@@ -18,7 +18,7 @@ class KVCache:
     """
 
     def __init__(
-        self, config: PolicyConfig, rows: int, length: int, dtype: torch.dtype = torch.float32
+        self, config: NativeConfig, rows: int, length: int, dtype: torch.dtype = torch.float32
     ) -> None:
         shape = (config.num_hidden_layers, 2, rows, config.num_key_value_heads, length, config.head_dim)
         # NumPy takes zero pages from the system, which occupy memory only once they are written to;

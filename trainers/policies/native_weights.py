@@ -1,59 +1,74 @@
-"""Reads and writes a policy's weights under their Hugging Face names.
+"""The native policy's weights under their Hugging Face names.
 
 The policy fuses the projections of queries, keys and values, and those of gate and up; the names here are
 those of the separate tensors.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from harnessgym.errors import PolicyError
-from trainers.policy import Policy, PolicyConfig
 
-_HEAD = "lm_head.weight"
+if TYPE_CHECKING:
+    from trainers.policies.native import NativePolicy
+
+HEAD = "lm_head.weight"
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The linear layers of a block, in the order of the model."""
 
 
-def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> Policy:
-    """Load a policy from a Hugging Face folder. Raises `PolicyError` if a file is missing or tensors do not
-    fit.
+class SeparateProjections(nn.Module):
+    """One fused projection as several modules, side by side: equal up to rounding. Each can have an
+    adapter.
     """
-    path = folder / "config.json"
-    if not path.is_file():
-        raise PolicyError(f"No policy at {folder}: config.json is missing. Give a Hugging Face model folder.")
-    if (folder / "model.safetensors.index.json").is_file() and not (folder / "model.safetensors").exists():
-        raise PolicyError(
-            f"The weights at {folder} are in several files, which is not supported: write them as one, with "
-            "transformers' save_pretrained(..., max_shard_size='1000GB')."
-        )
-    try:
-        weights = load_file(folder / "model.safetensors")
-    except (OSError, SafetensorError) as error:
-        raise PolicyError(
-            f"The weights at {folder}/model.safetensors cannot be read: {error}. Restore the file."
-        ) from error
-    raw = json.loads(path.read_text())
-    # The default of a missing value differs between versions of transformers: the tensors decide.
-    if raw.get("tie_word_embeddings") is None:
-        raw["tie_word_embeddings"] = _HEAD not in weights
-    policy = Policy(PolicyConfig.from_hf(raw, str(path)))
-    load_weights(policy, weights)
-    return policy.to(dtype)
+
+    def __init__(self, fused: nn.Linear, rows: Mapping[str, int]) -> None:
+        """`rows` maps each projection's name to its number of outputs, in order. Weights are copied."""
+        super().__init__()
+        for name, weight in zip(rows, torch.split(fused.weight.detach(), list(rows.values())), strict=True):
+            part = nn.Linear(fused.in_features, len(weight), bias=False, device="meta")
+            part.weight = nn.Parameter(weight.clone())
+            self.add_module(name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] to [..., sum of the outputs]."""
+        return torch.cat([part(x) for part in self.children()], dim=-1)
 
 
-def save_policy(policy: Policy, folder: Path) -> None:
+def separate(policy: "NativePolicy", layers: Sequence[str]) -> None:
+    """Split the fused projections that have one of these layers."""
+    config = policy.config
+    kv = config.num_key_value_heads * config.head_dim
+    qkv = {"q_proj": config.num_attention_heads * config.head_dim, "k_proj": kv, "v_proj": kv}
+    gate_up = dict.fromkeys(("gate_proj", "up_proj"), config.intermediate_size)
+    for block in policy.blocks:
+        block.self_attn.qkv_proj = _separate(block.self_attn.qkv_proj, qkv, layers)
+        block.gate_up_proj = _separate(block.gate_up_proj, gate_up, layers)
+
+
+def _separate(layer: nn.Module, rows: Mapping[str, int], targets: Sequence[str]) -> nn.Module:
+    """A fused layer as separate projections if one of them is a target, else the layer itself."""
+    return (
+        SeparateProjections(layer, rows)
+        if isinstance(layer, nn.Linear) and set(rows) & set(targets)
+        else layer
+    )
+
+
+def save_policy(policy: "NativePolicy", folder: Path) -> None:
     """Write `config.json` and `model.safetensors` (Hugging Face tensor names)."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(policy.config.to_hf(), indent=2) + "\n")
-    save_file(published_weights(policy), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(published(policy), folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def published_weights(policy: Policy, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+def published(policy: "NativePolicy", state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """Copies of all weights under their Hugging Face names, as policy versions store them. Adapters are
     merged.
 
@@ -80,28 +95,7 @@ def published_weights(policy: Policy, state: Mapping[str, Tensor] | None = None)
     return out
 
 
-@torch.no_grad()
-def load_weights(policy: Policy, weights: dict[str, Tensor]) -> None:
-    """Copy Hugging Face tensors into the policy in place, and set its adapters, if any, to zero.
-
-    Raises `PolicyError` naming the first tensor that is missing or misshaped; the policy is then unchanged.
-    """
-    by_name = _parts(policy, weights)
-    state = policy.state_dict()
-    for name, parts in by_name.items():
-        for part, rows in zip(parts, torch.split(state[name], [len(part) for part in parts]), strict=True):
-            rows.copy_(part)
-
-
-def packed_weights(policy: Policy, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Hugging Face tensors in the layout of the policy's `state_dict()`; the inverse of `published_weights`.
-
-    Raises `PolicyError` naming the first tensor that is missing or misshaped.
-    """
-    return {name: torch.cat(parts) for name, parts in _parts(policy, weights).items()}
-
-
-def _parts(policy: Policy, weights: dict[str, Tensor]) -> dict[str, list[Tensor]]:
+def parts(policy: "NativePolicy", weights: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
     """For each of the policy's tensors the Hugging Face tensors that it is concatenated from.
 
     Raises `PolicyError` if one is missing or misshaped, or if `weights` has a tensor that the policy lacks.
@@ -120,20 +114,20 @@ def _parts(policy: Policy, weights: dict[str, Tensor]) -> dict[str, list[Tensor]
     for name, target in policy.state_dict().items():
         prefix = "model." + name
         if name.endswith("qkv_proj.weight"):
-            parts = [take(prefix.replace("qkv_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]
+            found = [take(prefix.replace("qkv_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]
         elif name.endswith("gate_up_proj.weight"):
-            parts = [take(prefix.replace("gate_up_proj", f"mlp.{part}")) for part in ("gate_proj", "up_proj")]
+            found = [take(prefix.replace("gate_up_proj", f"mlp.{part}")) for part in ("gate_proj", "up_proj")]
         elif ".lora_" in name:
-            parts = [torch.zeros(target.shape, dtype=target.dtype)]
+            found = [torch.zeros(target.shape, dtype=target.dtype)]
         else:
-            parts = [take(_hf_name(name))]
-        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+            found = [take(_hf_name(name))]
+        shape = (sum(part.shape[0] for part in found), *found[0].shape[1:])
         if shape != target.shape:
             raise PolicyError(
                 f"Tensor {name!r} has shape {shape}, config.json says {tuple(target.shape)}: use both files "
                 "of one model."
             )
-        by_name[name] = parts
+        by_name[name] = found
     if left := [name for name in weights if name not in used and not _is_redundant(name, weights)]:
         raise PolicyError(
             f"The weights have a tensor {left[0]!r}, which a policy with this config.json does not use: use "
@@ -144,7 +138,7 @@ def _parts(policy: Policy, weights: dict[str, Tensor]) -> dict[str, list[Tensor]
 
 def _is_redundant(name: str, weights: Mapping[str, Tensor]) -> bool:
     """Whether a tensor that the policy lacks follows from the others."""
-    if name == _HEAD:
+    if name == HEAD:
         embedding = weights.get("model.embed_tokens.weight")
         return embedding is not None and torch.equal(weights[name], embedding)
     return name.endswith("rotary_emb.inv_freq")

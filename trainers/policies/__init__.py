@@ -1,0 +1,1 @@
+"""The kinds of policies; `loading.load_policy` chooses one."""

@@ -1,0 +1,372 @@
+"""Any causal language model that transformers loads, as a policy.
+
+Where a model's attention can be replaced, rows are packed and shared prefixes are computed once, as in the
+native policy. Whether that is exact is not looked up in a list of families: it is tried when the model is
+loaded, on a few tokens, against the model's own attention. Other models (linear attention, state spaces)
+compute each row by itself, in a batch that is padded at the end, where padding reaches no real token.
+"""
+
+import copy
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.utils import logging as transformers_logging
+
+from harnessgym.errors import PolicyError
+from harnessgym.tokens import IdArray
+from trainers.packing import pack, packed_size
+from trainers.policies import span_attention
+from trainers.policies.span_attention import SpanLog, SpansUnsupported
+from trainers.policy import Policy
+
+log = logging.getLogger(__name__)
+
+_PREFIX = "model."
+"""Of this module's tensors, before their names in the model."""
+_ATTENTION = frozenset({"full_attention", "sliding_attention"})
+"""Kinds of layers that are computed over packed rows."""
+_BY_LENGTH = frozenset({"dynamic", "longrope"})
+"""Kinds of RoPE whose angles depend on the length of the longest row."""
+_ROUTERS = frozenset({"gate", "router"})
+"""Linear layers that choose experts. They get no adapters."""
+_UNBOUNDED = 1 << 20
+"""Context of a model that states none."""
+_SEEN = 64
+"""Widest sliding window beyond which the trial's rows reach."""
+_CLOSE = 1e-2
+"""Largest difference of log-probabilities at which packed rows count as the model's own."""
+
+
+class TransformersPolicy(Policy):
+    """A model of transformers as a policy."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """`model` becomes the policy's own. Its dropout stays off, as in engines."""
+        super().__init__()
+        self.model = model.eval()
+        text = model.config.get_text_config()
+        self.vocabulary = int(text.vocab_size)
+        self.context = int(getattr(text, "max_position_embeddings", None) or _UNBOUNDED)
+        self.hidden_size = int(text.hidden_size)
+        self.short = _short_rows(text)
+        """Rows up to this length may share a pass whatever their lengths; each longer one has its own.
+        None: all may."""
+        # Not as submodules, whose weights would count twice.
+        self._head = (_head_of(model),)
+        self.padded_because = self._why_padded()
+        """Why rows are padded instead of packed; empty if they are packed."""
+
+    @property
+    def blocks(self) -> tuple[nn.Module, ...]:
+        """The decoder layers."""
+        names = set(self.model._no_split_modules or ())
+        blocks = tuple(
+            module for module in self.model.modules() if type(module).__name__.removeprefix("FSDP") in names
+        )
+        if blocks:
+            return blocks
+        lists = [tuple(module) for module in self.model.modules() if isinstance(module, nn.ModuleList)]
+        return max(lists, key=len, default=())
+
+    def recompute_activations(self) -> None:
+        """Keep a block's input only. Raises `PolicyError` if the model cannot do that."""
+        if not self.model.supports_gradient_checkpointing:
+            raise PolicyError(
+                f"{type(self.model).__name__} cannot compute activations again: set "
+                "trainer.gradient_checkpointing = false."
+            )
+        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        super().recompute_activations()
+
+    def pass_size(self, rows: Sequence[IdArray]) -> int:
+        """Tokens that a pass over these rows computes, padding included."""
+        return len(rows) * max(map(len, rows)) if self.padded_because else packed_size(rows)
+
+    def hidden(self, rows: Sequence[IdArray], masks: Sequence[IdArray]) -> tuple[Tensor, Tensor]:
+        """The model's last hidden state before each token with mask 1, and these tokens."""
+        # Layers recompute only if they are in training mode; what they contain is not, so nothing is dropped.
+        for block in self.blocks if self.checkpointing else ():
+            block.training = torch.is_grad_enabled()
+        one_pass = self._padded if self.padded_because else self._packed
+        with self.autocast():
+            found = [
+                one_pass([rows[index] for index in part], [masks[index] for index in part])
+                for part in self._passes(rows)
+            ]
+        hidden_ME, targets_M = (torch.cat(each) for each in zip(*found, strict=True))
+        return hidden_ME, targets_M
+
+    def logits(self, hidden_ME: Tensor) -> Tensor:
+        """Logits, with whatever the model does after its projection (bounds, scales)."""
+        logits: Tensor = self._head[0](inputs_embeds=hidden_ME[None], use_cache=False).logits[0]
+        return logits
+
+    def features(self, hidden_ME: Tensor) -> Tensor:
+        """The model normalises its last hidden states itself."""
+        return hidden_ME.to(self._parameter_type())
+
+    def trunk(self) -> "TransformersPolicy":
+        """A copy without the vocabulary's projection."""
+        model = copy.deepcopy(self.model)
+        head = model.get_output_embeddings()
+        for name, module in model.named_modules():
+            if module is head:
+                model.set_submodule(name, nn.Identity())
+                break
+        trunk = TransformersPolicy.__new__(TransformersPolicy)
+        Policy.__init__(trunk)
+        trunk.model = model
+        for name in (
+            "vocabulary",
+            "context",
+            "hidden_size",
+            "short",
+            "padded_because",
+            "products",
+            "checkpointing",
+        ):
+            setattr(trunk, name, getattr(self, name))
+        return trunk
+
+    def linear_layers(self) -> tuple[str, ...]:
+        """Names of the linear layers in its blocks, without those that choose experts."""
+        names = [
+            name.rpartition(".")[2]
+            for block in self.blocks
+            for name, module in block.named_modules()
+            if isinstance(module, nn.Linear)
+        ]
+        return tuple(name for name in dict.fromkeys(names) if name not in _ROUTERS)
+
+    def separate(self, layers: Sequence[str]) -> None:
+        """Nothing is fused here."""
+
+    def published(self, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Copies of all weights as checkpoints of this family have them, with adapters merged."""
+        tensors = self.state_dict() if state is None else state
+        tensors = tensors if self.lora is None else self.lora.merged(tensors)
+        tied = self.model.all_tied_weights_keys or {}
+        own = {_plain(name): tensor for name, tensor in tensors.items()}
+        kept = {name: tensor for name, tensor in own.items() if name not in tied}
+        reverted = revert_weight_conversion(self.model, kept)
+        return {name: tensor.detach().clone().contiguous() for name, tensor in reverted.items()}
+
+    def packed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A checkpoint's tensors in the layout of `state_dict()`. Raises `PolicyError` if they do not fit."""
+        converted = self._converted(weights)
+        return {
+            name: torch.zeros(target.shape, dtype=target.dtype)
+            if ".lora_" in name
+            else converted[_plain(name)]
+            for name, target in self.state_dict().items()
+        }
+
+    def _why_padded(self) -> str:
+        """Why rows cannot be packed; empty if they can. Then the model's attention is replaced."""
+        config = self.model.config.get_text_config()
+        others = set(getattr(config, "layer_types", None) or ()) - _ATTENTION
+        if others:
+            return f"it has layers of the kind {min(others)!r}"
+        if self.model._is_stateful:
+            return "it keeps a state from token to token"
+        before = self.model.config._attn_implementation
+        try:
+            reason = self._trial()
+        except (SpansUnsupported, TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
+            reason = f"its attention cannot be replaced ({error})"
+        if reason:
+            self.model.set_attn_implementation(before)
+        return reason
+
+    @torch.no_grad()
+    def _trial(self) -> str:
+        """Compares a few packed rows with the model's own attention. Returns how they differ, or nothing."""
+        draw = np.random.default_rng(0)
+        config = self.model.config.get_text_config()
+        window = getattr(config, "sliding_window", None)
+        own = 8 + (window if isinstance(window, int) and window <= _SEEN else 0)
+        prompt, *ends = (draw.integers(0, self.vocabulary, size) for size in (12, own, own + 3, own + 5))
+        rows = [
+            np.concatenate(parts).astype(np.int32)
+            for parts in ((prompt, ends[0]), (prompt, ends[1]), ends[2:])
+        ]
+        masks = [(np.arange(len(row)) > 0).astype(np.int32) for row in rows]
+        expected_M = torch.cat(
+            [self._chosen(*self._padded([row], [mask]), 1.0) for row, mask in zip(rows, masks, strict=True)]
+        )
+        self.model.set_attn_implementation(span_attention.NAME)
+        span_log = SpanLog()
+        found_M = self._chosen(*self._packed(rows, masks, span_log), 1.0)
+        difference = float((found_M - expected_M).abs().max())
+        if not difference <= _CLOSE:
+            return f"packed rows differ from its own attention by {difference:.2g} nats"
+        slides = window is not None and getattr(config, "use_sliding_window", True)
+        if slides and not any(span_log.windows):
+            return "its layers do not say how far they see"
+        return ""
+
+    def _packed(
+        self, rows: Sequence[IdArray], masks: Sequence[IdArray], span_log: SpanLog | None = None
+    ) -> tuple[Tensor, Tensor]:
+        packed = pack(rows, self.device)
+        before_M, targets_M = packed.trained(masks)
+        logged = {} if span_log is None else {"span_log": span_log}
+        out = self.model.base_model(
+            input_ids=packed.ids_N[None],
+            position_ids=packed.positions_N[None],
+            use_cache=False,
+            packed=packed,
+            **logged,
+        )
+        return out.last_hidden_state[0].index_select(0, before_M), targets_M
+
+    def _padded(self, rows: Sequence[IdArray], masks: Sequence[IdArray]) -> tuple[Tensor, Tensor]:
+        width = max(map(len, rows))
+        ids = np.zeros((len(rows), width), np.int64)
+        for row, own in zip(rows, ids, strict=True):
+            own[: len(row)] = row
+        ids_BT = torch.from_numpy(ids).to(self.device)
+        chosen = np.concatenate([np.flatnonzero(mask) + number * width for number, mask in enumerate(masks)])
+        places_M = torch.from_numpy(chosen).to(self.device)
+        out = self.model.base_model(input_ids=ids_BT, use_cache=False)
+        hidden_NE = out.last_hidden_state.flatten(0, 1)
+        return hidden_NE.index_select(0, places_M - 1), ids_BT.flatten()[places_M]
+
+    def _passes(self, rows: Sequence[IdArray]) -> Iterator[list[int]]:
+        """Which rows share a pass. In order, so that results are, too."""
+        if self.short is None or max(map(len, rows)) <= self.short:
+            yield list(range(len(rows)))
+            return
+        for index in range(len(rows)):
+            yield [index]
+
+    def _converted(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A checkpoint's tensors under the names in the model."""
+        targets = {_plain(name): tensor for name, tensor in self.state_dict().items() if ".lora_" not in name}
+        tied: Mapping[str, str] = self.model.all_tied_weights_keys or {}
+        if {name for name in weights if name not in tied} == targets.keys() - tied.keys():
+            found = {name: weights[tied.get(name, name)] for name in targets}
+        else:
+            found = self._loaded_again(weights)
+        for name, target in targets.items():
+            if found[name].shape != target.shape:
+                raise PolicyError(
+                    f"Tensor {name!r} has shape {tuple(found[name].shape)}, config.json says "
+                    f"{tuple(target.shape)}: use both files of one model."
+                )
+        return found
+
+    def _loaded_again(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of another model that transformers makes of these weights."""
+        try:
+            model, info = type(self.model).from_pretrained(
+                None,
+                config=copy.deepcopy(self.model.config),
+                state_dict=dict(weights),
+                dtype=self._parameter_type(),
+                output_loading_info=True,
+            )
+        except (RuntimeError, ValueError, KeyError, OSError) as error:
+            raise PolicyError(f"The weights do not fit {type(self.model).__name__}: {error}") from error
+        _check_loaded(info, "The weights")
+        if info["unexpected_keys"]:
+            name = min(info["unexpected_keys"])
+            raise PolicyError(
+                f"The weights have a tensor {name!r}, which {type(model).__name__} does not use."
+            )
+        return dict(model.state_dict())
+
+    def _parameter_type(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+
+def load_transformers(folder: Path) -> TransformersPolicy:
+    """Load a model folder in float32. Raises `PolicyError` if transformers cannot load it."""
+    span_attention.register()
+    transformers_logging.disable_progress_bar()
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        raise PolicyError(f"transformers cannot load the model at {folder}: {error}") from error
+    _check_loaded(info, f"The weights at {folder}")
+    if info["unexpected_keys"]:
+        log.warning(
+            "%s has %d tensors that %s does not use, such as %s. They are not trained and not published.",
+            folder,
+            len(info["unexpected_keys"]),
+            type(model).__name__,
+            min(info["unexpected_keys"]),
+        )
+    policy = TransformersPolicy(model)
+    if policy.padded_because:
+        log.warning(
+            "%s: each row is computed by itself, without sharing prefixes, because %s.",
+            type(model).__name__,
+            policy.padded_because,
+        )
+    return policy
+
+
+def _check_loaded(info: Mapping[str, Any], where: str) -> None:
+    """Raises `PolicyError` if tensors are missing or misshaped: transformers would draw them at random."""
+    if info["missing_keys"]:
+        name = min(info["missing_keys"])
+        raise PolicyError(f"{where} have no tensor {name!r}; is this the model that config.json describes?")
+    if info["mismatched_keys"]:
+        name = min(map(str, info["mismatched_keys"]))
+        raise PolicyError(f"{where} do not fit config.json: {name}. Use both files of one model.")
+
+
+class _Output:
+    """What a model's head reads of its body's output: the hidden states, and nothing else."""
+
+    def __init__(self, last_hidden_state: Tensor) -> None:
+        self.last_hidden_state = last_hidden_state
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class _Given(nn.Module):
+    """In place of a model's body: returns the hidden states that it is given."""
+
+    def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> _Output:
+        """The hidden states, as a body returns them."""
+        return _Output(inputs_embeds)
+
+
+def _head_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with hidden states in place of its body: it shares all weights after that."""
+    head = copy.copy(model)
+    vars(head)["_modules"] = dict(model.named_children()) | {model.base_model_prefix: _Given()}
+    return head
+
+
+def _plain(name: str) -> str:
+    """A tensor's name in the model, without adapters."""
+    return name.removeprefix(_PREFIX).replace(".base_layer", "")
+
+
+def _short_rows(config: Any) -> int | None:
+    """The longest row whose RoPE does not depend on its length; None if none does."""
+    ropes = getattr(config, "rope_parameters", None) or {}
+    each = [rope for rope in (ropes, *ropes.values()) if isinstance(rope, Mapping)]
+    if _BY_LENGTH.isdisjoint(rope.get("rope_type") for rope in each):
+        return None
+    limits = [rope.get("original_max_position_embeddings") for rope in each]
+    original = getattr(config, "original_max_position_embeddings", None)
+    known = [int(limit) for limit in (*limits, original) if limit]
+    return min(known, default=int(config.max_position_embeddings))
