@@ -34,7 +34,7 @@ class SpanLog:
 
 
 def attend(
-    module: nn.Module,
+    module: nn.Module,  # noqa: ARG001
     query: Tensor,
     key: Tensor,
     value: Tensor,

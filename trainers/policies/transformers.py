@@ -9,6 +9,7 @@ compute each row by itself, in a batch that is padded at the end, where padding 
 import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ class TransformersPolicy(Policy):
     @property
     def blocks(self) -> tuple[nn.Module, ...]:
         """The decoder layers."""
-        names = set(self.model._no_split_modules or ())
+        names = set(self.model._no_split_modules or ())  # noqa: SLF001
         blocks = tuple(
             module for module in self.model.modules() if type(module).__name__.removeprefix("FSDP") in names
         )
@@ -83,12 +84,15 @@ class TransformersPolicy(Policy):
                 f"{type(self.model).__name__} cannot compute activations again: set "
                 "trainer.gradient_checkpointing = false."
             )
-        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.model.activation_checkpointing_enable({"use_reentrant": False})
         super().recompute_activations()
 
     def pass_size(self, rows: Sequence[IdArray]) -> int:
         """Tokens that a pass over these rows computes, padding included."""
-        return len(rows) * max(map(len, rows)) if self.padded_because else packed_size(rows)
+        parts = [[rows[index] for index in part] for part in self._passes(rows)]
+        if self.padded_because:
+            return sum(len(part) * max(map(len, part)) for part in parts)
+        return sum(map(packed_size, parts))
 
     def hidden(self, rows: Sequence[IdArray], masks: Sequence[IdArray]) -> tuple[Tensor, Tensor]:
         """The model's last hidden state before each token with mask 1, and these tokens."""
@@ -175,9 +179,9 @@ class TransformersPolicy(Policy):
         others = set(getattr(config, "layer_types", None) or ()) - _ATTENTION
         if others:
             return f"it has layers of the kind {min(others)!r}"
-        if self.model._is_stateful:
+        if self.model._is_stateful:  # noqa: SLF001
             return "it keeps a state from token to token"
-        before = self.model.config._attn_implementation
+        before = self.model.config._attn_implementation  # noqa: SLF001
         try:
             reason = self._trial()
         except (SpansUnsupported, TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
@@ -204,7 +208,14 @@ class TransformersPolicy(Policy):
         )
         self.model.set_attn_implementation(span_attention.NAME)
         span_log = SpanLog()
-        found_M = self._chosen(*self._packed(rows, masks, span_log), 1.0)
+        found_M = torch.cat(
+            [
+                self._chosen(
+                    *self._packed([rows[at] for at in part], [masks[at] for at in part], span_log), 1.0
+                )
+                for part in self._passes(rows)
+            ]
+        )
         difference = float((found_M - expected_M).abs().max())
         if not difference <= _CLOSE:
             return f"packed rows differ from its own attention by {difference:.2g} nats"
@@ -267,13 +278,15 @@ class TransformersPolicy(Policy):
     def _loaded_again(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of another model that transformers makes of these weights."""
         try:
-            model, info = type(self.model).from_pretrained(
-                None,
-                config=copy.deepcopy(self.model.config),
-                state_dict=dict(weights),
-                dtype=self._parameter_type(),
-                output_loading_info=True,
-            )
+            with _without_reports():
+                model, info = type(self.model).from_pretrained(
+                    None,
+                    config=copy.deepcopy(self.model.config),
+                    state_dict=dict(weights),
+                    dtype=self._parameter_type(),
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,
+                )
         except (RuntimeError, ValueError, KeyError, OSError) as error:
             raise PolicyError(f"The weights do not fit {type(self.model).__name__}: {error}") from error
         _check_loaded(info, "The weights")
@@ -291,11 +304,15 @@ class TransformersPolicy(Policy):
 def load_transformers(folder: Path) -> TransformersPolicy:
     """Load a model folder in float32. Raises `PolicyError` if transformers cannot load it."""
     span_attention.register()
-    transformers_logging.disable_progress_bar()
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
-        )
+        with _without_reports():
+            model, info = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=torch.float32,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise PolicyError(f"transformers cannot load the model at {folder}: {error}") from error
     _check_loaded(info, f"The weights at {folder}")
@@ -315,6 +332,18 @@ def load_transformers(folder: Path) -> TransformersPolicy:
             policy.padded_because,
         )
     return policy
+
+
+@contextmanager
+def _without_reports() -> Iterator[None]:
+    """transformers reports on what it loads; what matters of it are errors here."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
 
 
 def _check_loaded(info: Mapping[str, Any], where: str) -> None:

@@ -103,10 +103,10 @@ FAMILIES = {
 """At least one of each kind of attention, experts, positions and bounds."""
 
 
-def tiny_model(name: str, seed: int = 0) -> Any:
+def tiny_model(name: str, seed: int = 0, **options: Any) -> Any:
     """A tiny model of a family, in evaluation mode."""
     family = FAMILIES[name]
-    config = AutoConfig.for_model(family.kind, **_SHAPE | family.options)
+    config = AutoConfig.for_model(family.kind, **_SHAPE | family.options | options)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():

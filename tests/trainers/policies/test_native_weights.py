@@ -104,10 +104,22 @@ def test_a_copy_of_the_embedding_as_the_tied_head_is_read():
     policy.load(weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()})
 
 
-def test_weights_in_several_files_are_refused_with_what_to_do(tmp_path):
+def test_weights_in_several_files_are_read(tmp_path):
+    peer, policy = peer_and_policy("llama")
+    save_policy(policy, tmp_path / "one")
+    peer.save_pretrained(tmp_path / "several", max_shard_size="10KB")
+    assert len(list((tmp_path / "several").glob("*.safetensors"))) > 1
+    expected = load_policy(tmp_path / "one").state_dict()
+    assert all(
+        torch.equal(tensor, expected[name])
+        for name, tensor in load_policy(tmp_path / "several").state_dict().items()
+    )
+
+
+def test_an_index_that_names_no_files_is_refused(tmp_path):
     _, policy = peer_and_policy("llama")
     save_policy(policy, tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "model-00001-of-00001.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(PolicyError, match="max_shard_size"):
+    with pytest.raises(PolicyError, match="weight_map"):
         load_policy(tmp_path)
