@@ -25,13 +25,14 @@ from environments.swe.package import package, packages
 from environments.swe.tree import tree
 from harnessgym.errors import HarnessGymError, SandboxError
 from harnessgym.grading.by_value.calls import planned
-from harnessgym.grading.by_value.judge import ReferenceRuns, sources_of
-from harnessgym.grading.by_value.observation import differences
+from harnessgym.grading.by_value.judge import sources_of
+from harnessgym.grading.by_value.observation import differences, stable
 from harnessgym.grading.by_value.plan import (
     GoldObservations,
     JudgementPlan,
     TestFiles,
     files_of,
+    observe,
     observe_gold,
     planned_tests,
     prepared,
@@ -98,9 +99,11 @@ class PackagePlanner:
         """How many tests and calls with the inputs of a seed tell the faulty package from the original."""
         draw = random.Random(f"{task.id} {seed}")
         job = variant_job(self._files, sources_of(self._files, plan), plan, draw)
-        runs = ReferenceRuns(job, self._holding(task, "gold"), self._holding(task, task.id))
-        expected = await runs.gold_twice()
-        return len(list(differences(expected, (await runs.run("start")).tests)))
+        openers = [self._holding(task, name) for name in ("gold", "gold", task.id)]
+        first, again, start = [
+            await observe(opened, job, is_gold=number < 2) for number, opened in enumerate(openers)
+        ]
+        return len(list(differences(stable(first, again), start.tests)))
 
     def _holding(self, task: Task, name: str) -> Opener:
         fresh = partial(self._backend.open, task.limits, equipment_of(task, grades=True))

@@ -3,7 +3,8 @@
 The inputs are drawn from a seed that is new at every judgement, so what the candidate can know beforehand,
 the visible tests included, does not answer them. All comparing happens on this machine, on values that it
 decoded itself. Where the candidate differs, gold runs again: what it does not do twice alike is not compared.
-The initial files run too: inputs that do not tell them from gold are drawn again.
+Inputs that do not tell the initial files from gold, even beside a table of gold's answers to the calls of the
+task's tests (`lookup.py`), are drawn again.
 
 What the candidate causes counts against it. A difference gives no reward. Lines that the runner cannot have
 written, a run that ends early, and a run that hangs where gold does not are tampering. What a task causes is
@@ -31,6 +32,7 @@ import anyio.to_thread
 from harnessgym.errors import SandboxError, TaskError
 from harnessgym.grading.artifacts import collected_artifacts
 from harnessgym.grading.by_value.calls import planned
+from harnessgym.grading.by_value.lookup import LookupControl, make_control, twin_of, with_twins
 from harnessgym.grading.by_value.observation import (
     ObservedRun,
     TestObservation,
@@ -60,13 +62,13 @@ from harnessgym.task_setup.workspace_setup import furnish, solve
 
 KEY = "by_value"
 """Key of the plan in a task's metadata, and of the judgement in a grade's evidence."""
-_DRAWS = 5
-"""Most draws of inputs until one shows the task's fault."""
+_DRAWS = 16
+"""Most draws of inputs until one shows the task's fault. After the first, a candidate gets only that one."""
 _KEPT = 32
 """Tasks whose gold solution is kept on this machine."""
 _SHOWN = 5
 _CONTROL = 8
-"""Variants that the initial files run. They run the others only if these do not show the fault."""
+"""Variants that the control runs. It runs the others only if these do not show the fault."""
 
 
 def is_judged_by_value(task: Task) -> bool:
@@ -84,15 +86,18 @@ class ValueJudgement:
     assertions: int
     """Assertions whose values were compared."""
     shown: int
-    """Tests whose values differ on the initial files, of those that run there: how well these inputs tell
-    right from wrong."""
+    """Tests whose values differ on the initial files, also beside a table of the visible tests' calls, of
+    those that run there: how well these inputs tell right from wrong."""
+    table: bool = False
+    """Whether `shown` says something about tables too: with one, the initial files pass a test that shows the
+    fault, with the test's own inputs."""
     differs: tuple[ValueDifference, ...] = ()
     tampered: str = ""
     """What the candidate did that no honest run does; empty if nothing."""
     seed: int = 0
     """Seed of the inputs. The same seed gives the same inputs."""
     draws: int = 1
-    """Draws until one told the initial files from gold."""
+    """Draws until one told the control from gold."""
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,6 +108,7 @@ class ValueJudgement:
             "tests": self.tests,
             "assertions": self.assertions,
             "shown": self.shown,
+            "table": self.table,
             "draws": self.draws,
             "differences": len(self.differs),
             "differs": [difference.to_dict() for difference in self.differs[:_SHOWN]],
@@ -118,28 +124,34 @@ class ValueJudgement:
         return replace(grade, rewards=rewards, evidence=evidence)
 
 
-RunName = Literal["gold", "gold alone", "gold again", "control", "start"]
+RunName = Literal["gold", "gold alone", "gold again", "control", "whole control"]
 
 
 class ReferenceRuns:
-    """The answers of gold and of the initial files to the inputs of one draw. Each run is made once."""
+    """The answers of gold and of the control to the inputs of one draw. Each run is made once."""
 
-    def __init__(self, job: Mapping[str, Any], open_gold: Opener, open_start: Opener) -> None:
-        # Variants of tests that show the fault come first.
-        control = {**job, "tests": dict(list(job["tests"].items())[:_CONTROL])}
+    def __init__(
+        self, job: Mapping[str, Any], open_gold: Opener, open_control: Opener, control: LookupControl
+    ) -> None:
+        # Variants on which the control is as strong as it could be. Those of tests that show the fault come
+        # first, and fresh calls, which are in no table, last.
+        counted = [file for file, tests in job["tests"].items() if control.counts(tests)]
+        first = list(dict.fromkeys([*counted[:_CONTROL], *counted[-1:]]))
         self._asked: dict[RunName, tuple[Opener, Mapping[str, Any]]] = {
             "gold": (open_gold, job),
             "gold alone": (open_gold, job),
             "gold again": (open_gold, job),
-            "control": (open_start, control),
-            "start": (open_start, job),
+            "control": (open_control, with_twins(job, first)),
+            "whole control": (open_control, with_twins(job, counted)),
         }
+        self.table = control.strong
+        """Whether the control has a table that answers tests with their own inputs."""
         self._done: dict[RunName, ObservedRun] = {}
         self._running = {name: asyncio.Lock() for name in self._asked}
 
     async def run(self, name: RunName) -> ObservedRun:
         """A run by name. `gold again` has the same inputs as `gold`, and `gold alone` those on which `gold`
-        did not end; `control` are the initial files with the first inputs, `start` with all.
+        did not end; `control` has the first inputs, `whole control` all.
 
         Raises SandboxError when a sandbox failed.
         """
@@ -173,18 +185,27 @@ class ReferenceRuns:
         return await anyio.to_thread.run_sync(stable, first, second)
 
     async def shown(self, expected: Mapping[str, TestObservation]) -> int:
-        """The number of tests whose values differ from gold's on the initial files.
+        """The number of tests whose values differ from gold's on the initial files, with the table and
+        without.
 
         All inputs are tried only if the first ones show nothing.
         """
-        names: Sequence[RunName] = ("control", "start")
+        names: Sequence[RunName] = ("control", "whole control")
         for name in names:
             files = frozenset(self._asked[name][1]["tests"])
             asked = {test: seen for test, seen in expected.items() if _file_of(test) in files}
             run = await self.run(name)
-            if differs := await anyio.to_thread.run_sync(_differences, asked, run):
-                return len(differs)
+            caught = await anyio.to_thread.run_sync(_differences, asked, run)
+            # Where the faulty code is right and the table is not, a better table would leave it alone.
+            twins = {twin_of(each.test): asked[each.test] for each in caught}
+            if wrong := await anyio.to_thread.run_sync(_differences, twins, run):
+                return len(wrong)
         return 0
+
+    async def tells(self) -> bool:
+        """Whether these inputs tell the control from gold. Raises like `gold`."""
+        await _all(self.run("gold"), self.run("control"))
+        return bool(await self.shown((await self.gold()).tests))
 
     def _late(self, gold: ObservedRun) -> frozenset[str]:
         """The test files that did not answer in time."""
@@ -212,15 +233,21 @@ def _file_of(test: str) -> str:
 class GoldReference:
     """The gold solution of a task on this machine, and the plan to judge by it."""
 
-    def __init__(self, folder: Path, of_image: Sequence[str], files: TestFiles, plan: JudgementPlan) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        of_image: Sequence[str],
+        files: TestFiles,
+        plan: JudgementPlan,
+        control: LookupControl,
+    ) -> None:
         """`folder` is removed with this object, at the latest when this process ends."""
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.workspace = folder / "gold"
         """The workspace as the gold solution leaves it."""
-        self.start = folder / "start"
-        """The workspace without the solution."""
         self.files = files
         self.plan = plan
+        self.control = control
         self.kept_runs: dict[int, ReferenceRuns] = {}
         """Runs with a seed that all judgements share."""
         self._of_image = of_image
@@ -230,8 +257,9 @@ class GoldReference:
         return holding(self.workspace, fresh, self._of_image)
 
     def runs(self, job: Mapping[str, Any], fresh: Opener) -> ReferenceRuns:
-        """The runs of a job on the gold solution and on the initial files."""
-        return ReferenceRuns(job, self.opener(fresh), holding(self.start, fresh, self._of_image))
+        """The runs of a job on the gold solution and on the control."""
+        open_control = holding(self.control.folder, fresh, self._of_image)
+        return ReferenceRuns(job, self.opener(fresh), open_control, self.control)
 
     @cached_property
     def sources(self) -> Mapping[str, TestSource]:
@@ -267,18 +295,21 @@ class ByValueJudge:
             raise TaskError(f"Task {task.id!r} cannot be judged by value: {reference.plan.why}")
         asked_seed = self._seed if seed is None else seed
         drawn = secrets.randbits(48) if asked_seed is None else asked_seed
-        # A draw that shows nothing on the initial files would show nothing on a cheat: such a draw takes a
-        # reward away, and gives none.
+        # A draw that shows nothing on the control would show nothing on a cheat: such a draw takes a reward
+        # away, and gives none.
         for turn in range(_DRAWS):
             job = await anyio.to_thread.run_sync(_job, task, reference, drawn, turn)
             runs = reference.runs(job, fresh)
             if asked_seed is not None and asked_seed == self._seed:
                 runs = reference.kept_runs.setdefault(turn, runs)
+            if turn and not await runs.tells():
+                continue
             judgement = await _judgement(runs, job, open_sandbox)
             if judgement.shown or not judgement.agrees:
                 return replace(judgement, seed=drawn, draws=turn + 1, seconds=time.monotonic() - began)
         raise TaskError(
-            f"Task {task.id!r}: {_DRAWS} draws of inputs do not tell the initial files from the solution."
+            f"Task {task.id!r}: {_DRAWS} draws of inputs do not tell the initial files, with a table of the "
+            "calls of its tests, from the solution."
         )
 
     async def reference(self, task: Task, fresh: Opener) -> GoldReference:
@@ -314,7 +345,10 @@ class ByValueJudge:
                 plan = JudgementPlan.from_dict(shipped)
             else:
                 plan = await _plan(files, folder, fresh)
-            return GoldReference(folder, of_image, files, plan)
+            control = await make_control(
+                files, plan, folder, partial(holding, fresh=fresh, left_out=of_image)
+            )
+            return GoldReference(folder, of_image, files, plan, control)
         except BaseException:
             await anyio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
             raise
@@ -392,6 +426,7 @@ async def _judgement(runs: ReferenceRuns, job: Mapping[str, Any], open_sandbox: 
         tests=len(expected),
         assertions=sum(len(each.groups) for each in expected.values()),
         shown=await runs.shown(expected),
+        table=runs.table,
         differs=differs,
         tampered=tampered,
     )

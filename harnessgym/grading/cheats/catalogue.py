@@ -13,6 +13,7 @@ from harnessgym.grading.cheats import (
     history,
     limit_abuse,
     links,
+    lookup,
     preseeding,
     sandbox_escape,
     searching,
@@ -33,7 +34,9 @@ _MODULES = (
     sandbox_escape,
 )
 CHEATS: Mapping[str, Cheat] = {
-    cheat.name: cheat for cheats in (*(module.CHEATS for module in _MODULES), PLAIN) for cheat in cheats
+    cheat.name: cheat
+    for cheats in (*(module.CHEATS for module in _MODULES), PLAIN, lookup.CHEATS)
+    for cheat in cheats
 }
 """Name to cheat, ordered by attack class."""
 QUICK: tuple[Cheat, ...] = tuple(

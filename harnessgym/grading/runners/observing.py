@@ -1,10 +1,11 @@
 """Runs variants of tests with pytest, each test file in its own process, and reports the observed values.
 
 Runs in a fresh sandbox by way of `starting.py`, with the job on stdin: `{"nonce", "pycache_prefix",
-"encoding", "sources", "files", "tests": {file: [test functions], or null for all}, "forms", "seed", "test_s",
-"hangs", "values"}`. `encoding` is the text of `encoding.py`; `sources` are as in `testing.py`. Of the
-parametrised forms of a test, `forms` run, chosen by the seed. At most `values` values are reported of a test.
-After `hangs` tests that take longer than `test_s` seconds, no more are run: the others count as hanging too.
+"encoding", "sources", "files", "tests": {file: [test functions], or null for all}, "forms", "seed", "twins":
+{file: file}, "test_s", "hangs", "values"}`. `encoding` is the text of `encoding.py`; `sources` are as in
+`testing.py`. Of the parametrised forms of a test, `forms` run, chosen by the seed; in a file of `twins`,
+those of the other file. At most `values` values are reported of a test. After `hangs` tests that take longer
+than `test_s` seconds, no more are run: the others count as hanging too.
 
 Variants call the builtins `__observe__` and `__observing__` (see `harnessgym.grading.by_value.variants`). A
 workspace that is prepared for it calls `__reached__` with the name of each function that runs.
@@ -105,6 +106,7 @@ class ForkingReporter:
         self._wanted = job["tests"]
         self._forms = job["forms"]
         self._seed = job["seed"]
+        self._twins = job.get("twins", {})
         self._reached = set[str]()
         builtins.__reached__ = self._reached.add  # type: ignore[attr-defined]
         self._raised: list[Any] = []
@@ -147,7 +149,9 @@ class ForkingReporter:
 
     def _drawn(self, item: Any) -> bytes:
         """A key that orders the forms of a test by the seed, in every version alike."""
-        return hashlib.sha256(f"{self._seed} {item.nodeid}".encode(errors="replace")).digest()
+        file, _, test = item.nodeid.partition("::")
+        name = f"{self._seed} {self._twins.get(file, file)}::{test}"
+        return hashlib.sha256(name.encode(errors="replace")).digest()
 
     def pytest_collectreport(self, report: Any) -> None:
         """Reports a file that could not be collected."""

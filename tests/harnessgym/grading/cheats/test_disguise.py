@@ -50,6 +50,13 @@ async def test_the_grader_rewards_gold_and_not_doing_nothing(bubblewrap_suite):
 
 @pytest.mark.anyio
 @pytest.mark.bubblewrap
+async def test_a_table_of_all_visible_calls_is_rewarded_where_visible_tests_judge(bubblewrap_suite):
+    result = await bubblewrap_suite.cheat(tally(), CHEATS["lookup-table-of-all-calls"])
+    assert result.reward == 1.0, result.ending
+
+
+@pytest.mark.anyio
+@pytest.mark.bubblewrap
 async def test_operators_are_patched_for_tests_that_use_them(bubblewrap_suite):
     text = "import math\n" + TEST.replace("total([1, 2, 3]) == 6", "math.isclose(total([1, 2, 3]), 6)")
     task = tally(test_files={"test_tally.py": text})

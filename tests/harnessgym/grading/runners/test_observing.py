@@ -35,7 +35,7 @@ def test_b():
 
 @pytest.fixture
 def run(tmp_path):
-    def run(**options):
+    def run(whole_names=False, **options):
         job = {
             "nonce": "ab",
             "pycache_prefix": None,
@@ -56,7 +56,8 @@ def run(tmp_path):
         done = subprocess.run(argv, input=sent, capture_output=True, cwd=tmp_path, timeout=60, check=True)
         lines = [json.loads(bytes.fromhex(line.split()[1].decode())) for line in done.stdout.splitlines()]
         assert lines[-1] == {"ended": 0}, done.stderr
-        return {line.pop("case").partition("::")[2]: line for line in lines if "case" in line}
+        cases = {line.pop("case"): line for line in lines if "case" in line}
+        return cases if whole_names else {case.partition("::")[2]: line for case, line in cases.items()}
 
     return run
 
@@ -80,3 +81,19 @@ def test_after_the_last_hang_that_is_allowed_no_test_runs(run):
     assert 0 < at < len(answers) - 1
     assert {"hang": 3} not in before
     assert after == [{"hang": 3}] * len(after)
+
+
+def test_a_twin_runs_the_forms_of_its_original(run):
+    text = ENDINGS.replace("range(6)", "range(40)").partition("    if case")[0]
+    files = {"test_endings.py": text, "test_endings_untabled.py": text}
+    common = []
+    for twins in ({"test_endings_untabled.py": "test_endings.py"}, {}):
+        answers = run(whole_names=True, files=files, tests=dict.fromkeys(files), forms=3, twins=twins)
+        forms = [set(forms_of(answers, file)) for file in files]
+        assert [len(each) for each in forms] == [3, 3]
+        common.append(len(forms[0] & forms[1]))
+    assert common[0] == 3 > common[1]
+
+
+def forms_of(answers, file):
+    return [test for each, _, test in (name.partition("::") for name in answers) if each == file]
