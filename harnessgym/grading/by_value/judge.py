@@ -308,8 +308,8 @@ class ByValueJudge:
             if judgement.shown or not judgement.agrees:
                 return replace(judgement, seed=drawn, draws=turn + 1, seconds=time.monotonic() - began)
         raise TaskError(
-            f"Task {task.id!r}: {_DRAWS} draws of inputs do not tell the initial files, with a table of the "
-            "calls of its tests, from the solution."
+            f"Task {task.id!r}: {_DRAWS} draws of inputs do not tell the initial files from the solution, when "
+            "they have a table of the calls of its tests."
         )
 
     async def reference(self, task: Task, fresh: Opener) -> GoldReference:

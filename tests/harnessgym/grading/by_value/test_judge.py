@@ -429,6 +429,7 @@ async def test_what_a_candidate_does_in_a_draw_that_shows_nothing_counts(make_ta
 
 async def test_a_draw_that_can_show_nothing_is_the_tasks_fault(make_task, judged, monkeypatch):
     monkeypatch.setattr(judging, "variant_job", without_tests)
+    monkeypatch.setattr(judging, "_DRAWS", 3)
     with pytest.raises(TaskError, match="do not tell the initial files"):
         await judged(make_task(), {"stats.py": EQUIVALENT}, 5)
 
