@@ -21,24 +21,22 @@ import tempfile
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import anyio.to_thread
 
-from harnessgym.errors import SandboxError, TaskError
+from harnessgym.errors import TaskError
 from harnessgym.grading.artifacts import collected_artifacts
 from harnessgym.grading.by_value.calls import planned
-from harnessgym.grading.by_value.lookup import LookupControl, make_control, twin_of, with_twins
+from harnessgym.grading.by_value.lookup import LookupControl, make_control
 from harnessgym.grading.by_value.observation import (
     ObservedRun,
     TestObservation,
     ValueDifference,
-    differences,
-    stable,
 )
 from harnessgym.grading.by_value.plan import (
     JudgementPlan,
@@ -53,6 +51,7 @@ from harnessgym.grading.by_value.plan import (
     source_of,
     variant_job,
 )
+from harnessgym.grading.by_value.reference_runs import ReferenceRuns, differing_tests, together
 from harnessgym.grading.by_value.variants import TestSource
 from harnessgym.grading.differential.functions import changed, differing
 from harnessgym.grading.upload import holding
@@ -67,8 +66,6 @@ _DRAWS = 16
 _KEPT = 32
 """Tasks whose gold solution is kept on this machine."""
 _SHOWN = 5
-_CONTROL = 8
-"""Variants that the control runs. It runs the others only if these do not show the fault."""
 
 
 def is_judged_by_value(task: Task) -> bool:
@@ -122,112 +119,6 @@ class ValueJudgement:
             return replace(grade, rewards={"reward": 0.0}, tampered=self.tampered, evidence=evidence)
         rewards = grade.rewards if self.agrees else {**grade.rewards, "reward": least}
         return replace(grade, rewards=rewards, evidence=evidence)
-
-
-RunName = Literal["gold", "gold alone", "gold again", "control", "whole control"]
-
-
-class ReferenceRuns:
-    """The answers of gold and of the control to the inputs of one draw. Each run is made once."""
-
-    def __init__(
-        self, job: Mapping[str, Any], open_gold: Opener, open_control: Opener, control: LookupControl
-    ) -> None:
-        # Variants on which the control is as strong as it could be. Those of tests that show the fault come
-        # first, and fresh calls, which are in no table, last.
-        counted = [file for file, tests in job["tests"].items() if control.counts(tests)]
-        first = list(dict.fromkeys([*counted[:_CONTROL], *counted[-1:]]))
-        self._asked: dict[RunName, tuple[Opener, Mapping[str, Any]]] = {
-            "gold": (open_gold, job),
-            "gold alone": (open_gold, job),
-            "gold again": (open_gold, job),
-            "control": (open_control, with_twins(job, first)),
-            "whole control": (open_control, with_twins(job, counted)),
-        }
-        self.table = control.strong
-        """Whether the control has a table that answers tests with their own inputs."""
-        self._done: dict[RunName, ObservedRun] = {}
-        self._running = {name: asyncio.Lock() for name in self._asked}
-
-    async def run(self, name: RunName) -> ObservedRun:
-        """A run by name. `gold again` has the same inputs as `gold`, and `gold alone` those on which `gold`
-        did not end; `control` has the first inputs, `whole control` all.
-
-        Raises SandboxError when a sandbox failed.
-        """
-        async with self._running[name]:
-            if name not in self._done:
-                open_sandbox, job = self._asked[name]
-                self._done[name] = await observe(open_sandbox, job, is_gold=name.startswith("gold"))
-        return self._done[name]
-
-    async def gold(self) -> ObservedRun:
-        """What gold observed. Tests that did not end in time run once more: call this when the candidate has
-        ended. One that takes the processor from gold would else choose what it is compared with.
-
-        Raises SandboxError when a sandbox failed, or if gold's tests time out, which says nothing about them;
-        TaskError if gold's answers are not known.
-        """
-        gold = await self.run("gold")
-        if late := self._late(gold):
-            open_gold, job = self._asked["gold"]
-            tests = {file: wanted for file, wanted in job["tests"].items() if file in late}
-            self._asked["gold alone"] = (open_gold, {**job, "tests": tests})
-            alone = await self.run("gold alone")
-            gold = replace(alone, tests={**gold.tests, **alone.tests})
-        self._check(gold)
-        return gold
-
-    async def gold_twice(self) -> dict[str, TestObservation]:
-        """What gold observed twice in the same way. Raises like `gold`."""
-        first, second = await self.gold(), await self.run("gold again")
-        self._check(second)
-        return await anyio.to_thread.run_sync(stable, first, second)
-
-    async def shown(self, expected: Mapping[str, TestObservation]) -> int:
-        """The number of tests whose values differ from gold's on the initial files, with the table and
-        without.
-
-        All inputs are tried only if the first ones show nothing.
-        """
-        names: Sequence[RunName] = ("control", "whole control")
-        for name in names:
-            files = frozenset(self._asked[name][1]["tests"])
-            asked = {test: seen for test, seen in expected.items() if _file_of(test) in files}
-            run = await self.run(name)
-            caught = await anyio.to_thread.run_sync(_differences, asked, run)
-            # Where the faulty code is right and the table is not, a better table would leave it alone.
-            twins = {twin_of(each.test): asked[each.test] for each in caught}
-            if wrong := await anyio.to_thread.run_sync(_differences, twins, run):
-                return len(wrong)
-        return 0
-
-    async def tells(self) -> bool:
-        """Whether these inputs tell the control from gold. Raises like `gold`."""
-        await _all(self.run("gold"), self.run("control"))
-        return bool(await self.shown((await self.gold()).tests))
-
-    def _late(self, gold: ObservedRun) -> frozenset[str]:
-        """The test files that did not answer in time."""
-        late = {_file_of(test) for test, seen in gold.tests.items() if seen.broken == "hang"}
-        if not gold.ended:
-            late |= self._asked["gold"][1]["tests"].keys() - set(map(_file_of, gold.tests))
-        return frozenset(late)
-
-    def _check(self, gold: ObservedRun) -> None:
-        if gold.forged or not gold.ended:
-            why = gold.forged or "its tests do not come to an end"
-            raise TaskError(f"The values of the solution are not known: {why}.")
-        answered = sum(not each.broken for each in gold.tests.values())
-        if answered < len(self._asked["gold"][1]["tests"]) / 2:
-            raise SandboxError(
-                f"The solution answered {answered} of {len(gold.tests)} tests in time. This machine is too "
-                "busy to judge by value."
-            )
-
-
-def _file_of(test: str) -> str:
-    return test.partition("::")[0]
 
 
 class GoldReference:
@@ -308,8 +199,8 @@ class ByValueJudge:
             if judgement.shown or not judgement.agrees:
                 return replace(judgement, seed=drawn, draws=turn + 1, seconds=time.monotonic() - began)
         raise TaskError(
-            f"Task {task.id!r}: {_DRAWS} draws of inputs do not tell the initial files from the solution, when "
-            "they have a table of the calls of its tests."
+            f"Task {task.id!r}: {_DRAWS} draws of inputs do not tell the initial files from the solution, "
+            "when they have a table of the calls of its tests."
         )
 
     async def reference(self, task: Task, fresh: Opener) -> GoldReference:
@@ -411,15 +302,15 @@ def _job(task: Task, reference: GoldReference, seed: int, turn: int) -> dict[str
 
 
 async def _judgement(runs: ReferenceRuns, job: Mapping[str, Any], open_sandbox: Opener) -> ValueJudgement:
-    _, _, candidate = await _all(
+    _, _, candidate = await together(
         runs.run("gold"), runs.run("control"), observe(open_sandbox, job, is_gold=False)
     )
     expected: Mapping[str, TestObservation] = (await runs.gold()).tests
-    differs = await anyio.to_thread.run_sync(_differences, expected, candidate)
+    differs = await anyio.to_thread.run_sync(differing_tests, expected, candidate)
     if differs:
         # What gold does not do twice alike says nothing about the candidate.
         expected = await runs.gold_twice()
-        differs = await anyio.to_thread.run_sync(_differences, expected, candidate)
+        differs = await anyio.to_thread.run_sync(differing_tests, expected, candidate)
     tampered = _tampered(candidate)
     return ValueJudgement(
         agrees=not differs and not tampered,
@@ -430,23 +321,6 @@ async def _judgement(runs: ReferenceRuns, job: Mapping[str, Any], open_sandbox: 
         differs=differs,
         tampered=tampered,
     )
-
-
-async def _all(*runs: Coroutine[Any, Any, ObservedRun]) -> list[ObservedRun]:
-    """Awaits all at one time. Raises the first error, after all have ended."""
-    done = await asyncio.gather(*runs, return_exceptions=True)
-    observed = []
-    for each in done:
-        if isinstance(each, BaseException):
-            raise each
-        observed.append(each)
-    return observed
-
-
-def _differences(
-    expected: Mapping[str, TestObservation], candidate: ObservedRun
-) -> tuple[ValueDifference, ...]:
-    return tuple(differences(expected, candidate.tests))
 
 
 def _tampered(run: ObservedRun) -> str:

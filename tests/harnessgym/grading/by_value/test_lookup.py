@@ -1,8 +1,12 @@
 """The control of a judgement: packages whose functions answer from a table, and variants with their twins."""
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from harnessgym.grading.by_value.judge import KEY
 from harnessgym.grading.by_value.lookup import LookupControl, tabled, twin_of, with_twins
 
 MODULE = '''\
@@ -28,6 +32,36 @@ class Kind:
 def three():
     yield 3
 '''
+
+RARE_FAULT = """\
+def label(word, count):
+    return f"{word} {count}"
+"""
+RARE_GOLD = """\
+def label(word, count):
+    return "halt" if word.lower() == "stop" and count == 17 else f"{word} {count}"
+"""
+RARE_TEST = """\
+from stats import label
+
+
+def test_stop():
+    assert label("stop", 17) == "halt"
+
+
+def test_go():
+    assert label("go", 3) == "go 3"
+"""
+RARE_TABLE = """
+
+faulty = label
+
+
+def label(word, count):
+    return {("stop", 17): "halt"}.get((word, count)) or faulty(word, count)
+"""
+RARE_SEED = 8
+"""The first draw tells the faulty code from gold, and not the table; the second tells both."""
 
 
 def test_functions_are_decorated_next_to_their_bodies():
@@ -68,3 +102,24 @@ def test_variants_of_tests_that_no_table_answers_show_nothing():
     assert not control.counts(["Class::test_x"])
     assert control.counts(["test_x"])
     assert control.counts(None)
+
+
+@pytest.mark.anyio
+async def test_a_table_of_the_visible_calls_is_refused_where_fresh_inputs_seldom_show_the_fault(
+    make_task, judged
+):
+    """Most draws tell the faulty code from gold by an input that the visible test has too. None decides."""
+    task = make_task(
+        files={"stats.py": RARE_FAULT}, gold=RARE_GOLD, test=RARE_TEST, ids=("test_stop", "test_go")
+    )
+    # Without calls, and with one telling test: the fault takes a word in other letters and the same number.
+    tests = [
+        {"file": "test_stats.py", "function": name, "telling": name == "test_stop", "forms": []}
+        for name in ("test_stop", "test_go")
+    ]
+    plan = {"tests": tests, "calls": [], "why": ""}
+    task = replace(task, metadata={**task.metadata, KEY: plan})
+    by_table = await judged(task, {"stats.py": RARE_FAULT + RARE_TABLE}, RARE_SEED)
+    assert (by_table.agrees, by_table.draws, by_table.table) == (False, 2, True)
+    right = await judged(task, {"stats.py": RARE_GOLD}, RARE_SEED)
+    assert (right.agrees, right.draws) == (True, 2)
