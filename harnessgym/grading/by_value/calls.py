@@ -71,8 +71,11 @@ def planned(
     return tuple(kept)
 
 
-def fresh_calls(calls: Sequence[PlannedCall], draw: random.Random) -> str:
-    """A test file that makes new calls of the same functions. Empty if there are none."""
+def fresh_calls(calls: Sequence[PlannedCall], draw: random.Random, times: int = 1) -> str:
+    """A test file that makes new calls of the same functions. Empty if there are none.
+
+    `times` as many as usual.
+    """
     seeds: dict[tuple[str, str], list[FunctionCall]] = {}
     for call in calls:
         seeds.setdefault((call.module, call.function), []).append(
@@ -80,7 +83,7 @@ def fresh_calls(calls: Sequence[PlannedCall], draw: random.Random) -> str:
         )
     made = []
     for (module, function), of_function in seeds.items():
-        new_calls = mutated(of_function, draw, -(-_FRESH // len(seeds)))
+        new_calls = mutated(of_function, draw, -(-_FRESH * times // len(seeds)))
         made += [_statement(module, function, call) for call in new_calls]
     lines = [_IMPORTS] if made else []
     for start in range(0, len(made), _AT_ONCE):

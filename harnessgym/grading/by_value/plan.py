@@ -288,18 +288,25 @@ def original_job(files: TestFiles, names: Sequence[str] | None = None) -> dict[s
 
 
 def variant_job(
-    files: TestFiles, sources: Mapping[str, TestSource], plan: JudgementPlan, draw: random.Random
+    files: TestFiles,
+    sources: Mapping[str, TestSource],
+    plan: JudgementPlan,
+    draw: random.Random,
+    times: int = 1,
 ) -> dict[str, Any]:
-    """A job for `runners/observing.py`: calls, and variants, most of them of tests that show the fault."""
+    """A job for `runners/observing.py`: calls, and variants, most of them of tests that show the fault.
+
+    `times` as many as usual.
+    """
     texts: dict[str, str] = {}
     wanted: dict[str, list[str] | None] = {}
-    for test in _drawn(plan.tests, draw):
+    for test in (test for _ in range(times) for test in _drawn(plan.tests, draw)):
         # A name of its own beside the original: tests may import what lies there.
         folder = test.file.rpartition("/")[0]
         path = f"{folder}/" * bool(folder) + f"test_{draw.randrange(1 << 40):010x}.py"
         texts[path] = sources[test.file].variant(test.function, draw, test.forms)
         wanted[path] = [test.function]
-    if calls := fresh_calls(plan.calls, draw):
+    if calls := fresh_calls(plan.calls, draw, times):
         path = f"test_{draw.randrange(1 << 40):010x}.py"
         texts[path] = calls
         wanted[path] = None

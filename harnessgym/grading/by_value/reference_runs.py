@@ -1,4 +1,4 @@
-"""The answers of gold and of the control to the inputs of one draw, and whether they tell right from wrong."""
+"""What gold and the control answer to the inputs of one draw, and whether that tells right from wrong."""
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
@@ -19,7 +19,7 @@ from harnessgym.grading.by_value.observation import (
 from harnessgym.grading.by_value.plan import observe
 from harnessgym.grading.verifier import Opener
 
-_CONTROL = 8
+_CONTROL = 16
 """Variants that the control runs. It runs the others only if these do not show the fault."""
 RunName = Literal["gold", "gold alone", "gold again", "control", "whole control"]
 
