@@ -63,8 +63,6 @@ KEY = "by_value"
 """Key of the plan in a task's metadata, and of the judgement in a grade's evidence."""
 _DRAWS = 16
 """Most draws of inputs until one shows the task's fault. After the first, a candidate gets only that one."""
-_REDRAWN = 4
-"""How many times as many inputs such a draw has."""
 _KEPT = 32
 """Tasks whose gold solution is kept on this machine."""
 _SHOWN = 5
@@ -300,8 +298,7 @@ def sources_of(files: TestFiles, plan: JudgementPlan) -> dict[str, TestSource]:
 
 def _job(task: Task, reference: GoldReference, seed: int, turn: int) -> dict[str, Any]:
     draw = random.Random(f"{task.id} {seed} {turn}")
-    times = _REDRAWN if turn else 1
-    return variant_job(reference.files, reference.sources, reference.plan, draw, times)
+    return variant_job(reference.files, reference.sources, reference.plan, draw, again=turn > 0)
 
 
 async def _judgement(runs: ReferenceRuns, job: Mapping[str, Any], open_sandbox: Opener) -> ValueJudgement:

@@ -152,6 +152,18 @@ def differences(
             yield ValueDifference(name, *difference)
 
 
+def differs_from(gold: TestObservation, candidate: TestObservation | None, group: int) -> bool:
+    """Whether an assertion of one test has other values than on gold. Their number stands for its end.
+
+    A candidate that did not answer differs.
+    """
+    if candidate is None or candidate.broken:
+        return True
+    rest = [replace(each, groups=each.groups[group:]) for each in (gold, candidate)]
+    difference = _difference(*rest)
+    return difference is not None and difference[0] == 0
+
+
 def _difference(gold: TestObservation, candidate: TestObservation) -> tuple[int, str, str] | None:
     count = len(gold.groups)
     if candidate.broken:

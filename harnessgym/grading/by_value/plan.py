@@ -49,13 +49,17 @@ _ORIGINAL_FORMS = 256
 """Most parametrised forms of a test when the plan is made."""
 _VARIANTS = 24
 """Variants at a judgement."""
+_AGAIN = 4
+"""How many times as many inputs a second draw has."""
+_NEAR = 0.75
+"""Share of its variants that stay near their tests."""
 _FORMS = 3
 """Most parametrised forms of a variant."""
 _TELLING_FORMS = 12
 """Most forms of a test that a plan names."""
 _LONGEST_FORM = 100
 """Longest id of a form in a plan, in characters."""
-_KEPT_TESTS = 64
+KEPT_TESTS = 64
 """Most tests that a plan names."""
 
 
@@ -229,7 +233,7 @@ async def planned_tests(
         telling.setdefault(name, []).append(form.removesuffix("]"))
     tests = [PlannedTest(*_split(name), name in telling, _forms(telling.get(name, ()))) for name in names]
     tests.sort(key=lambda test: not test.telling)
-    return tuple(tests[:_KEPT_TESTS])
+    return tuple(tests[:KEPT_TESTS])
 
 
 def prepared(folder: Path) -> dict[str, str]:
@@ -292,19 +296,23 @@ def variant_job(
     sources: Mapping[str, TestSource],
     plan: JudgementPlan,
     draw: random.Random,
-    times: int = 1,
+    *,
+    again: bool = False,
 ) -> dict[str, Any]:
     """A job for `runners/observing.py`: calls, and variants, most of them of tests that show the fault.
 
-    `times` as many as usual.
+    After a draw that did not show it, what is drawn `again` has four times as many inputs, and most of the
+    variants stay near their tests: where few inputs show a fault, most are near those that tests have.
     """
+    times = _AGAIN if again else 1
     texts: dict[str, str] = {}
     wanted: dict[str, list[str] | None] = {}
     for test in (test for _ in range(times) for test in _drawn(plan.tests, draw)):
         # A name of its own beside the original: tests may import what lies there.
         folder = test.file.rpartition("/")[0]
         path = f"{folder}/" * bool(folder) + f"test_{draw.randrange(1 << 40):010x}.py"
-        texts[path] = sources[test.file].variant(test.function, draw, test.forms)
+        near = again and draw.random() < _NEAR
+        texts[path] = sources[test.file].variant(test.function, draw, test.forms, near=near)
         wanted[path] = [test.function]
     if calls := fresh_calls(plan.calls, draw, times):
         path = f"test_{draw.randrange(1 << 40):010x}.py"

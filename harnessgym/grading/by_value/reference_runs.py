@@ -1,9 +1,9 @@
 """What gold and the control answer to the inputs of one draw, and whether that tells right from wrong."""
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import anyio.to_thread
 
@@ -14,6 +14,7 @@ from harnessgym.grading.by_value.observation import (
     TestObservation,
     ValueDifference,
     differences,
+    differs_from,
     stable,
 )
 from harnessgym.grading.by_value.plan import observe
@@ -21,7 +22,44 @@ from harnessgym.grading.verifier import Opener
 
 _CONTROL = 16
 """Variants that the control runs. It runs the others only if these do not show the fault."""
-RunName = Literal["gold", "gold alone", "gold again", "control", "whole control"]
+_CONFIRMED = 2
+"""Variants that it runs again if these are not answered. With their twins, more would end at the limit of
+tests that hang, behind which none runs."""
+RunName = Literal[
+    "gold", "gold alone", "gold again", "control", "control alone", "more control", "more control alone"
+]
+_CONTROL_RUNS: tuple[tuple[RunName, RunName], ...] = (
+    ("control", "control alone"),
+    ("more control", "more control alone"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlContrast:
+    """How a run of the control differs from gold, by test id."""
+
+    shown: tuple[str, ...]
+    """Tests with an assertion to which the control gives other values, with the table and without."""
+    unanswered: tuple[str, ...]
+    """Tests that differ in that the control, with the table or without, did not answer them."""
+
+
+def contrast_of(expected: Mapping[str, TestObservation], control: ObservedRun) -> ControlContrast:
+    """Compares a run of the control, which has twins, with gold."""
+    shown: list[str] = []
+    unanswered: list[str] = []
+    for difference in differences(expected, control.tests):
+        # Where the faulty code is right and the table is not, a better table would leave it alone.
+        test, twin = difference.test, twin_of(difference.test)
+        if differs_from(expected[test], control.tests.get(twin), difference.group):
+            answered = all(_is_answered(control, each) for each in (test, twin))
+            (shown if answered else unanswered).append(test)
+    return ControlContrast(tuple(shown), tuple(unanswered))
+
+
+def _is_answered(run: ObservedRun, test: str) -> bool:
+    """A test that is missing in a whole run is not in its file: the file cannot be imported."""
+    return not run.tests[test].broken if test in run.tests else run.ended
 
 
 class ReferenceRuns:
@@ -34,21 +72,21 @@ class ReferenceRuns:
         # first, and fresh calls, which are in no table, last.
         counted = [file for file, tests in job["tests"].items() if control.counts(tests)]
         first = list(dict.fromkeys([*counted[:_CONTROL], *counted[-1:]]))
+        more = [file for file in counted if file not in first]
         self._asked: dict[RunName, tuple[Opener, Mapping[str, Any]]] = {
             "gold": (open_gold, job),
-            "gold alone": (open_gold, job),
             "gold again": (open_gold, job),
             "control": (open_control, with_twins(job, first)),
-            "whole control": (open_control, with_twins(job, counted)),
+            "more control": (open_control, with_twins(job, more)),
         }
         self.table = control.strong
         """Whether the control has a table that answers tests with their own inputs."""
         self._done: dict[RunName, ObservedRun] = {}
-        self._running = {name: asyncio.Lock() for name in self._asked}
+        self._running = {name: asyncio.Lock() for name in get_args(RunName)}
 
     async def run(self, name: RunName) -> ObservedRun:
-        """A run by name. `gold again` has the same inputs as `gold`, and `gold alone` those on which `gold`
-        did not end; `control` has the first inputs, `whole control` all.
+        """A run by name. `gold again` has the same inputs as `gold`, `control` the first of them, `more
+        control` the others; those `alone` have what the run before did not answer.
 
         Raises SandboxError when a sandbox failed.
         """
@@ -83,21 +121,32 @@ class ReferenceRuns:
 
     async def shown(self, expected: Mapping[str, TestObservation]) -> int:
         """The number of tests whose values differ from gold's on the initial files, with the table and
-        without.
+        without. Call this when the candidate has ended.
 
-        All inputs are tried only if the first ones show nothing.
+        What the control does not answer counts only if it does not answer alone either: a candidate can take
+        the processor. All inputs are tried only if the first ones show nothing. Raises SandboxError when a
+        sandbox failed.
         """
-        names: Sequence[RunName] = ("control", "whole control")
-        for name in names:
-            files = frozenset(self._asked[name][1]["tests"])
-            asked = {test: seen for test, seen in expected.items() if _file_of(test) in files}
-            run = await self.run(name)
-            caught = await anyio.to_thread.run_sync(differing_tests, asked, run)
-            # Where the faulty code is right and the table is not, a better table would leave it alone.
-            twins = {twin_of(each.test): asked[each.test] for each in caught}
-            if wrong := await anyio.to_thread.run_sync(differing_tests, twins, run):
-                return len(wrong)
+        for name, alone in _CONTROL_RUNS:
+            if not self._asked[name][1]["tests"]:
+                continue
+            contrast = await self._contrast(name, expected)
+            if contrast.unanswered and not contrast.shown:
+                open_control, job = self._asked[name]
+                files = list(dict.fromkeys(map(file_of, contrast.unanswered)))[:_CONFIRMED]
+                tests = {each: job["tests"][each] for file in files for each in (file, twin_of(file))}
+                self._asked[alone] = (open_control, {**job, "tests": tests})
+                again = await self._contrast(alone, expected)
+                if (await self.run(alone)).ended:
+                    contrast = replace(again, shown=(*again.shown, *again.unanswered))
+            if contrast.shown:
+                return len(contrast.shown)
         return 0
+
+    async def _contrast(self, name: RunName, expected: Mapping[str, TestObservation]) -> ControlContrast:
+        files = self._asked[name][1]["tests"]
+        asked = {test: seen for test, seen in expected.items() if file_of(test) in files}
+        return await anyio.to_thread.run_sync(contrast_of, asked, await self.run(name))
 
     async def tells(self) -> bool:
         """Whether these inputs tell the control from gold. Raises like `gold`."""
@@ -106,9 +155,9 @@ class ReferenceRuns:
 
     def _late(self, gold: ObservedRun) -> frozenset[str]:
         """The test files that did not answer in time."""
-        late = {_file_of(test) for test, seen in gold.tests.items() if seen.broken == "hang"}
+        late = {file_of(test) for test, seen in gold.tests.items() if seen.broken == "hang"}
         if not gold.ended:
-            late |= self._asked["gold"][1]["tests"].keys() - set(map(_file_of, gold.tests))
+            late |= self._asked["gold"][1]["tests"].keys() - set(map(file_of, gold.tests))
         return frozenset(late)
 
     def _check(self, gold: ObservedRun) -> None:
@@ -123,7 +172,8 @@ class ReferenceRuns:
             )
 
 
-def _file_of(test: str) -> str:
+def file_of(test: str) -> str:
+    """The file of a test id."""
     return test.partition("::")[0]
 
 

@@ -12,7 +12,9 @@ same variant, elsewhere. Equal seeds give equal variants.
 
 import ast
 import random
+import re
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from harnessgym.grading.differential.inputs import Mutation
@@ -23,6 +25,10 @@ _OBSERVING = "__observing__"
 """Name, among the builtins, of the context of one assertion."""
 _RATES = (0.15, 0.3, 0.6, 0.9)
 """Shares of a test's literals that are replaced. Few keep the test's sense; many leave less to look up."""
+_NEAR = (1.0, 2.0)
+"""Literals of a test that are replaced on average in a variant that stays near the test."""
+_MOST = 0.9
+"""Highest share of them."""
 _ROWS = 8
 """Most rows of a table of inputs in a variant."""
 _NAMES = frozenset({"match", "ids", "id", "reason", "encoding", "scope", "argnames", "indirect"})
@@ -75,10 +81,13 @@ class TestSource:
         """All tests with their own inputs, as observed source."""
         return _observable(ast.parse(self._text))
 
-    def variant(self, function: str, draw: random.Random, forms: Collection[str] = ()) -> str:
+    def variant(
+        self, function: str, draw: random.Random, forms: Collection[str] = (), *, near: bool = False
+    ) -> str:
         """One test, such as `test_x` or `Class::test_x`, with inputs drawn anew, as observed source.
 
-        `forms` are ids of parameters, such as `1-2`: tables of inputs keep more of their rows.
+        `forms` are ids of parameters, such as `1-2`: tables of inputs keep more of their rows. A variant that
+        is `near` the test has few other inputs, and of such tables these rows alone.
         """
         name = function.rpartition("::")[2]
         if name not in self._alone:
@@ -86,7 +95,11 @@ class TestSource:
             _keep(tree, frozenset([name]))
             self._alone[name] = ast.unparse(tree)
         tree = ast.parse(self._alone[name])
-        _Redraw(draw, draw.choice(_RATES), self._literals, frozenset(forms)).visit(tree)
+        rows = _Rows(frozenset([*forms, *map(_without_number, forms)]), alone=near)
+        tests = [node for node in ast.walk(tree) if isinstance(node, Function) and node.name == name]
+        body = [statement for test in tests for statement in test.body]
+        rate = _near_rate(draw, body) if near else draw.choice(_RATES)
+        _Redraw(draw, rate, self._literals, rows).visit(tree)
         return _observable(tree)
 
 
@@ -94,6 +107,12 @@ def _observable(tree: ast.Module) -> str:
     """The source of a tree, in which assertions report values."""
     _Observe().visit(tree)
     return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def _near_rate(draw: random.Random, nodes: Sequence[ast.AST]) -> float:
+    """The share of the literals in these nodes that a variant replaces to stay near its test."""
+    count = sum(isinstance(each, ast.Constant) for node in nodes for each in ast.walk(node))
+    return min(_MOST, draw.choice(_NEAR) / max(1, count))
 
 
 def _keep(tree: ast.Module | ast.ClassDef, names: frozenset[str]) -> None:
@@ -201,10 +220,10 @@ def _observed(node: ast.expr) -> ast.expr:
 class _Redraw(ast.NodeTransformer):
     """Replaces a share of the literals by others of their type, and changes some lists, sets and dicts."""
 
-    def __init__(self, draw: random.Random, rate: float, known: Sequence[Any], forms: frozenset[str]) -> None:
+    def __init__(self, draw: random.Random, rate: float, known: Sequence[Any], kept: "_Rows") -> None:
         self._draw = draw
         self._rate = rate
-        self._forms = forms
+        self._kept = kept
         self._mutation = Mutation(draw, known)
 
     def visit_Constant(self, node: ast.Constant) -> ast.expr:
@@ -273,18 +292,21 @@ class _Redraw(ast.NodeTransformer):
         """The rows of a table: a sample, each with other literals but as many columns."""
         if isinstance(rows, ast.List | ast.Tuple):
             shuffled = self._draw.sample(rows.elts, len(rows.elts))
-            wanted = [row for row in shuffled if _form(row) in self._forms][: _ROWS // 2]
-            rest = [row for row in shuffled if row not in wanted]
-            rows.elts = [self._columns(row) for row in (*wanted, *rest)[:_ROWS]]
+            rows.elts = [self._columns(row) for row in self._kept.of(shuffled)]
         else:
             self.generic_visit(rows)
         return rows
 
     def _columns(self, row: ast.expr) -> ast.expr:
+        rate = self._rate
+        if self._kept.alone:
+            self._rate = _near_rate(self._draw, [row])
+        changed = row
         if isinstance(row, ast.List | ast.Tuple):
             row.elts = [self.visit(each) for each in row.elts]
-            return row
-        changed: ast.expr = self.visit(row)
+        else:
+            changed = self.visit(row)
+        self._rate = rate
         return changed
 
     def _items(self, items: list[Any]) -> list[Any]:
@@ -308,6 +330,24 @@ class _Redraw(ast.NodeTransformer):
         return self._mutation.value(value)
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Which rows of a table of parameters a variant keeps."""
+
+    forms: frozenset[str]
+    """Ids of wanted rows."""
+    alone: bool
+    """Whether no others are kept, where there are some of these, and each row stays near itself."""
+
+    def of(self, rows: Sequence[ast.expr]) -> list[ast.expr]:
+        """The rows that are kept, the wanted ones first."""
+        wanted = [row for row in rows if _form(row) in self.forms]
+        if wanted and self.alone:
+            return wanted[:_ROWS]
+        wanted = wanted[: _ROWS // 2]
+        return [*wanted, *(row for row in rows if row not in wanted)][:_ROWS]
+
+
 def _is_table(node: ast.List | ast.Tuple) -> bool:
     """Whether a list is a table of inputs: many rows with as many columns."""
     widths = {len(row.elts) if isinstance(row, ast.List | ast.Tuple) else 0 for row in node.elts}
@@ -315,9 +355,14 @@ def _is_table(node: ast.List | ast.Tuple) -> bool:
 
 
 def _form(row: ast.expr) -> str:
-    """The id that pytest gives a row of parameters, as far as they are literals."""
+    """The id that pytest gives a row of parameters, as far as they are literals and names of numbers."""
     columns = row.elts if isinstance(row, ast.List | ast.Tuple) else [row]
     return "-".join(str(_constant(column)) for column in columns)
+
+
+def _without_number(form: str) -> str:
+    """An id without what pytest appends to equal ones."""
+    return re.sub(r"_?\d+$", "", form)
 
 
 def _constant(node: ast.expr) -> object:
@@ -326,6 +371,10 @@ def _constant(node: ast.expr) -> object:
             return value
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
             return -value
+        case ast.Attribute(attr="inf" | "nan" as name):
+            return name
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Attribute(attr="inf")):
+            return "-inf"
     return "?"
 
 

@@ -9,6 +9,8 @@ from harnessgym.grading.cheats.composition import has_faulty_module
 from harnessgym.grading.differential.functions import is_test
 from harnessgym.grading.differential.suite import program
 
+_READ = 10_000_000
+"""Values that the table's programs read: where tests judge, all run in one process."""
 _RECORD = r"""
 import tempfile
 # Gold's answers for the calls of the visible tests, as if they had leaked. Gold itself does not stay.
@@ -44,8 +46,8 @@ def _answers_every_visible_call(target: Target) -> Attack:
         own_files=_tabled(task.files, solved),
         sources=sorted({source for check in checks for source in check.get("sources", ())}),
         table=TABLE,
-        recording=RECORDING,
-        answering=ANSWERING,
+        recording=RECORDING % _READ,
+        answering=ANSWERING % _READ,
     )
     return Attack(attack.argv, attack.files, timeout_s=60.0)
 

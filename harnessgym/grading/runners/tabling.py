@@ -1,14 +1,15 @@
 """A lookup table of calls: records what functions answer, or answers calls that were recorded before.
 
 It runs inside a package whose functions are decorated with `tabled(name, everywhere)`. The first line of the
-file `_calls.table` beside it is `record`, and a table is written behind that; or `answer`, and the table
-behind that answers. A call in the table gets the recorded result, exception or items of a generator, and the
-recorded changes of its arguments. All others run the function itself, and so do all in tests of files named
-`*_untabled.py`. What prints or warns is not recorded.
+file `_calls.table` beside it is `record N`, and a table is written behind that; or `answer N`, and the table
+behind that answers. A process reads N values in arguments, and then calls functions as they are. A call in
+the table gets the recorded result, exception or items of a generator, and the recorded changes of its
+arguments. All others run the function itself, and so do all in tests of files named `*_untabled.py`. What
+prints or warns is not recorded.
 
 Two calls are one if their arguments have the same content, private attributes included. Results are pickled;
-an object that was an argument, or lies in one, is stored by its position there. A table is read in a sandbox
-alone, beside code that nobody trusts either.
+an object that was an argument, or lies in one, is stored by its position there. A table is unpickled
+only in a sandbox whose other code is no more trusted.
 """
 
 from __future__ import annotations
@@ -32,8 +33,6 @@ _NODES = 500
 """Most values in the arguments of one call."""
 _CALLS = 1_000
 """Most recorded calls of one function and process."""
-_READ = 100_000
-"""Most values that a process reads in arguments. A limit of time would make the table depend on the load."""
 _ITEMS = 1_000
 """Most items of a recorded generator."""
 _BYTES = 8 << 20
@@ -55,6 +54,11 @@ _MEMORY = (io.StringIO, io.BytesIO)
 class Unknown(Exception):
     """Arguments whose content cannot be known."""
 
+    def __init__(self, size: int = 0) -> None:
+        """`size` is the number of values that were read in them."""
+        super().__init__(size)
+        self.size = size
+
 
 class Arguments:
     """The content of a call's arguments, as a text, and the objects in them, in the order of a walk."""
@@ -67,10 +71,8 @@ class Arguments:
         self._parts: list[str] = []
         try:
             self._walk([*args, *sorted(kwargs.items())])
-        except Unknown:
-            raise
         except Exception as error:
-            raise Unknown from error
+            raise Unknown(self.size) from error
         self.text = "".join(self._parts)
 
     def position(self, value: object) -> int | None:
@@ -125,7 +127,10 @@ class Arguments:
         elif items is not None:
             for each in items:
                 self._walk(each)
-        elif not _is_plain_object(type(value)):
+        elif _is_plain_object(type(value)):
+            # A type written in C may have more content than its attributes. Then this fails.
+            object.__reduce_ex__(value, 2)
+        else:
             for each in value.__reduce_ex__(2)[:4]:
                 self._walk(list(each) if isinstance(each, Iterator) else each)
         for name, item in sorted(_fields(value).items()):
@@ -134,7 +139,7 @@ class Arguments:
 
 
 def _is_plain_object(kind: Any) -> bool:
-    """Whether objects of a type are nothing but their attributes."""
+    """Whether objects of a type are pickled as nothing but their attributes."""
     return kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
 
 
@@ -236,7 +241,10 @@ class Table:
     def __init__(self, path: str) -> None:
         self._path = path
         with open(path, "rb") as file:
-            self.records = file.readline() == b"record\n"
+            mode, most = file.readline().split()
+            self.records = mode == b"record"
+            # A limit of time would make the table depend on the load.
+            self._most = int(most)
             self._answers: dict[str, bytes] = {}
             self._functions: collections.Counter[str] = collections.Counter()
             for line in file:
@@ -264,19 +272,19 @@ class Table:
         run = functools.partial(self.run, function, args, kwargs)
         known = self._functions[name]
         unused = known >= _CALLS if self.records else not known
-        if self._busy or unused or self._read > _READ:
+        if self._busy or unused or self._read > self._most:
             return run()
         if not self.records and "_untabled.py" in os.environ.get("PYTEST_CURRENT_TEST", ""):
             return run()
         try:
             with self._working():
-                self._read += _NODES  # if they are too many
                 arguments = Arguments(args, kwargs)
-                self._read += arguments.size - _NODES
+                self._read += arguments.size
                 key = hashlib.sha256(f"{name}\n{arguments.text}".encode(errors="surrogatepass")).hexdigest()
                 answer = self._answers.get(key)
                 before = self._states(arguments) if self.records and answer is None else []
-        except Unknown:
+        except Unknown as error:
+            self._read += error.size
             return run()
         if self.records and answer is None:
             self._functions[name] += 1

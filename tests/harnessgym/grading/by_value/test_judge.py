@@ -144,8 +144,8 @@ if hasattr(builtins, "__observe__"):
 """
 
 
-def without_tests(*args):
-    return {**plans.variant_job(*args), "tests": {}}
+def without_tests(*args, **options):
+    return {**plans.variant_job(*args, **options), "tests": {}}
 
 
 @BOTH

@@ -2,12 +2,24 @@
 
 import ast
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from harnessgym.grading.by_value import lookup
 from harnessgym.grading.by_value.judge import KEY
-from harnessgym.grading.by_value.lookup import LookupControl, tabled, twin_of, with_twins
+from harnessgym.grading.by_value.lookup import (
+    TABLE,
+    LookupControl,
+    make_control,
+    tabled,
+    twin_of,
+    with_twins,
+)
+from harnessgym.grading.by_value.plan import JudgementPlan, PlannedTest, TestFiles
+from harnessgym.grading.upload import holding
+from tests.harnessgym.grading.by_value.conftest import LIMITS
 
 MODULE = '''\
 """A module."""
@@ -102,6 +114,24 @@ def test_variants_of_tests_that_no_table_answers_show_nothing():
     assert not control.counts(["Class::test_x"])
     assert control.counts(["test_x"])
     assert control.counts(None)
+
+
+@pytest.mark.anyio
+@pytest.mark.bubblewrap
+@pytest.mark.parametrize(("kept", "calls"), [(2, 1), (1, 2)])
+async def test_a_table_has_the_calls_of_tests_that_a_full_plan_leaves_out(
+    bubblewrap, tmp_path, monkeypatch, kept, calls
+):
+    monkeypatch.setattr(lookup, "KEPT_TESTS", kept)
+    for name, text in (("gold", RARE_GOLD), ("start", RARE_FAULT)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "stats.py").write_text(text)
+    files = TestFiles({"test_stats.py": RARE_TEST}, ("test_stats.py",))
+    plan = JudgementPlan((PlannedTest("test_stats.py", "test_stop", telling=True),))
+    fresh = partial(bubblewrap.open, LIMITS)
+    control = await make_control(files, plan, tmp_path, partial(holding, fresh=fresh))
+    assert (control.strong, control.unanswered) == (True, frozenset())
+    assert len((control.folder / TABLE).read_bytes().splitlines()) == 1 + calls
 
 
 @pytest.mark.anyio

@@ -110,6 +110,18 @@ def test_most_variants_are_of_tests_that_show_the_fault():
     assert job["sources"] == ["src"]
 
 
+def test_inputs_that_are_drawn_again_are_four_times_as_many():
+    plan = JudgementPlan(
+        (PlannedTest("tests/test_x.py", "test_a", True),), (PlannedCall("m", "f", ["abcd"], {"$dict": []}),)
+    )
+    sources = {"tests/test_x.py": source_of("tests/test_x.py", TEST)}
+    once, again = (variant_job(FILES, sources, plan, random.Random(0), again=each) for each in (False, True))
+    variants = [list(job["tests"].values()).count(["test_a"]) for job in (once, again)]
+    assert variants == [variants[0], 4 * variants[0]]
+    calls = [job["files"][list(job["tests"])[-1]].count("__observe__(") for job in (once, again)]
+    assert calls[1] > calls[0]
+
+
 def test_calls_are_a_file_of_their_own():
     plan = JudgementPlan(calls=(PlannedCall("m", "f", [1], {"$dict": []}),))
     job = variant_job(FILES, {}, plan, random.Random(0))

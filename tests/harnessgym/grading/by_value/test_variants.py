@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from harnessgym.grading.by_value import variants
 from harnessgym.grading.by_value.variants import TestSource
 
 SOURCE = '''\
@@ -167,11 +168,57 @@ def test_the_rows_of_parameters_keep_their_columns():
         assert {len(row.elts) for row in mark.args[1].elts} == {2}
 
 
+ROWS = """\
+import math
+import pytest
+
+
+@pytest.mark.parametrize("value", ["nan", math.nan, -math.inf, 1, 2, 3, "1"])
+def test_x(value):
+    assert f(value, "a", "b", "c", "d", "e", "f") == "g"
+"""
+
+
+def rows_of(text):
+    (test,) = (node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef))
+    return [ast.unparse(row) for row in test.decorator_list[0].args[1].elts]
+
+
+@pytest.mark.parametrize(
+    ("forms", "wanted"),
+    [
+        (["nan0", "nan1"], ["'nan'", "math.nan"]),
+        (["-inf"], ["-math.inf"]),
+        (["1_0", "1_1"], ["1", "'1'"]),
+        (["gone"], ["'nan'", "math.nan", "-math.inf", "1", "2", "3", "'1'"]),
+    ],
+)
+def test_a_variant_near_its_test_has_the_wanted_rows_alone(forms, wanted, monkeypatch):
+    monkeypatch.setattr(variants, "_NEAR", (0.0,))
+    source = TestSource("test_x.py", ROWS)
+    near = rows_of(source.variant("test_x", random.Random(1), forms, near=True))
+    assert sorted(near) == sorted(wanted)
+    assert len(rows_of(source.variant("test_x", random.Random(1), forms))) == 7
+
+
+def test_a_variant_near_its_test_has_few_other_inputs():
+    source = TestSource("test_x.py", ROWS)
+    body = ast.unparse(ast.parse(source.original()).body[-1].body)
+    counts = {True: [], False: []}
+    for seed in range(200):
+        for near, changed in counts.items():
+            text = source.variant("test_x", random.Random(seed), near=near)
+            other = ast.unparse(ast.parse(text).body[-1].body)
+            changed.append(sum(one != two for one, two in zip(body.split(), other.split(), strict=False)))
+    assert 0.5 < sum(counts[True]) / 200 < 2.5
+    assert sum(counts[False]) > 1.5 * sum(counts[True])
+
+
 def test_every_variant_is_valid_python():
     text = 'def test_x():\n    assert f(-1.5, b"ab", f"{1 + 1:03d}", {"a": {1, 2}}, 1e300, "é\\n", True) is None\n'
     source = TestSource("test_x.py", text)
     for seed in range(200):
-        compile(source.variant("test_x", random.Random(seed)), "variant", "exec")
+        compile(source.variant("test_x", random.Random(seed), near=seed % 2 == 0), "variant", "exec")
 
 
 def test_exponents_stay_as_they_are():

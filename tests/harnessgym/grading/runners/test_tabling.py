@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import re
 import sys
 import warnings
 
@@ -22,9 +23,9 @@ def table(tmp_path, monkeypatch):
     (tmp_path / "tabling.py").write_text(runner("tabling"))
     path = tmp_path / "_calls.table"
 
-    def load(answers=False):
+    def load(answers=False, most=1_000):
         records = path.read_bytes().partition(b"\n")[2] if answers else b""
-        path.write_bytes((b"answer\n" if answers else b"record\n") + records)
+        path.write_bytes(b"%s %d\n" % (b"answer" if answers else b"record", most) + records)
         spec = importlib.util.spec_from_file_location("tabling_under_test", tmp_path / "tabling.py")
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, spec.name, module)
@@ -114,6 +115,12 @@ def test_what_cannot_be_read_without_changing_it_is_in_no_table(table):
         again(table, sum, iter_of := (n for n in (1, 2)))(iter_of)
 
 
+def test_what_hides_its_content_is_in_no_table(table):
+    """Two matches have no attributes that would tell them apart."""
+    with pytest.raises(AssertionError):
+        again(table, lambda match: match[0], re.match(".", "a"))(re.match(".", "b"))
+
+
 def test_what_prints_is_in_no_table(table, capsys):
     known = again(table, print, "heard")
     with pytest.raises(AssertionError):
@@ -144,6 +151,16 @@ def test_tests_of_untabled_files_run_without_the_table(table, monkeypatch):
     assert known() == 1
     monkeypatch.setenv("PYTEST_CURRENT_TEST", "test_a_untabled.py::test_b (call)")
     assert known() == 2
+
+
+def test_after_as_many_values_as_it_may_read_functions_run_as_they_are(table):
+    for unknown in ([3], iter_of := (number for number in (1, 2)), [iter_of]):
+        module = table(most=3)
+        function = module.tabled("f", True)(lambda value: value)
+        assert [function(unknown) for _ in range(3)] == [unknown] * 3
+        function("later")
+        known = table(answers=True).tabled("f", True)(lambda value: "called")
+        assert known("later") == "called"
 
 
 def test_a_half_written_line_is_left_out(table, tmp_path):
