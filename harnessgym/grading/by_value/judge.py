@@ -61,7 +61,7 @@ from harnessgym.task_setup.workspace_setup import furnish, solve
 
 KEY = "by_value"
 """Key of the plan in a task's metadata, and of the judgement in a grade's evidence."""
-_DRAWS = 16
+_DRAWS = 32
 """Most draws of inputs until one shows the task's fault. After the first, a candidate gets only that one."""
 _KEPT = 32
 """Tasks whose gold solution is kept on this machine."""

@@ -152,16 +152,19 @@ def differences(
             yield ValueDifference(name, *difference)
 
 
-def differs_from(gold: TestObservation, candidate: TestObservation | None, group: int) -> bool:
-    """Whether an assertion of one test has other values than on gold. Their number stands for its end.
+def differing_groups(gold: TestObservation, candidate: TestObservation | None) -> frozenset[int]:
+    """The assertions of one test with other values than on gold. Their number stands for the test's end.
 
-    A candidate that did not answer differs.
+    A candidate that ends early differs in the assertion that it does not reach first: what it would do in
+    those behind is not known. One that did not answer differs everywhere.
     """
     if candidate is None or candidate.broken:
-        return True
-    rest = [replace(each, groups=each.groups[group:]) for each in (gold, candidate)]
-    difference = _difference(*rest)
-    return difference is not None and difference[0] == 0
+        return frozenset(range(len(gold.groups) + 1))
+    pairs = enumerate(zip(gold.groups, candidate.groups, strict=False))
+    found = {at for at, (expected, actual) in pairs if not _same_group(actual, expected)}
+    reached = min(len(gold.groups), len(candidate.groups))
+    rest = [replace(each, groups=each.groups[reached:]) for each in (gold, candidate)]
+    return frozenset(found | {reached} if _difference(*rest) is not None else found)
 
 
 def _difference(gold: TestObservation, candidate: TestObservation) -> tuple[int, str, str] | None:

@@ -14,7 +14,7 @@ from harnessgym.grading.by_value.observation import (
     TestObservation,
     ValueDifference,
     differences,
-    differs_from,
+    differing_groups,
     stable,
 )
 from harnessgym.grading.by_value.plan import observe
@@ -51,7 +51,8 @@ def contrast_of(expected: Mapping[str, TestObservation], control: ObservedRun) -
     for difference in differences(expected, control.tests):
         # Where the faulty code is right and the table is not, a better table would leave it alone.
         test, twin = difference.test, twin_of(difference.test)
-        if differs_from(expected[test], control.tests.get(twin), difference.group):
+        wrong = [differing_groups(expected[test], control.tests.get(each)) for each in (test, twin)]
+        if wrong[0] & wrong[1]:
             answered = all(_is_answered(control, each) for each in (test, twin))
             (shown if answered else unanswered).append(test)
     return ControlContrast(tuple(shown), tuple(unanswered))

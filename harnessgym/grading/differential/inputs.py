@@ -183,6 +183,10 @@ class Mutation:
             value[at:] + value[:at],
             *known,
         ]
+        cased = [at for at, letter in enumerate(value) if letter.swapcase() != letter]
+        if cased:
+            at = self._draw.choice(cased)
+            ways += [f"{value[:at]}{value[at].swapcase()}{value[at + 1 :]}"] * 2
         digits = [at for at, letter in enumerate(value) if letter.isdecimal()]
         if digits:
             at = self._draw.choice(digits)

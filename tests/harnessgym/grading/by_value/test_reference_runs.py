@@ -48,6 +48,11 @@ def test_a_variant_shows_the_fault_where_the_same_assertion_differs_with_the_tab
     for twin in (seen([1], [2], [3]), seen([7], [2], [3]), seen([1], [2], [9])):
         assert contrast(wrong, twin).shown == ()
     assert contrast(seen([1], [2], [3]), wrong).shown == ()
+    # Its first wrong answer may be the table's own, and a later one that of both.
+    assert contrast(seen([7], [2], [9]), seen([1], [2], [8])).shown == (TABLED,)
+    # Behind an early end nothing is known.
+    assert contrast(seen([1]), seen([1], [2], [9])).shown == ()
+    assert contrast(seen([1]), seen([1])).shown == (TABLED,)
 
 
 @pytest.mark.parametrize("broken", ["hang", "crash"])
