@@ -72,8 +72,8 @@ faulty = label
 def label(word, count):
     return {("stop", 17): "halt"}.get((word, count)) or faulty(word, count)
 """
-RARE_SEED = 8
-"""The first draw tells the faulty code from gold, and not the table; the second tells both."""
+RARE_SEED = 1
+"""The first draw does not tell the table from gold; the second does."""
 
 
 def test_functions_are_decorated_next_to_their_bodies():
@@ -138,7 +138,7 @@ async def test_a_table_has_the_calls_of_tests_that_a_full_plan_leaves_out(
 async def test_a_table_of_the_visible_calls_is_refused_where_fresh_inputs_seldom_show_the_fault(
     make_task, judged
 ):
-    """Most draws tell the faulty code from gold by an input that the visible test has too. None decides."""
+    """Draws that tell the faulty code from gold only by an input that the visible test has decide nothing."""
     task = make_task(
         files={"stats.py": RARE_FAULT}, gold=RARE_GOLD, test=RARE_TEST, ids=("test_stop", "test_go")
     )
