@@ -235,7 +235,7 @@ class _Unpickler(pickle.Unpickler):
         return getattr(sys.modules[key[0]], key[1])
 
 
-class Table:
+class CallTable:
     """The table of one process."""
 
     def __init__(self, path: str) -> None:
@@ -423,7 +423,7 @@ def _unpacked(packed: bytes, arguments: Arguments) -> Any:
     return _Unpickler(io.BytesIO(packed), arguments).load()
 
 
-_TABLE = Table(os.path.join(os.path.dirname(os.path.abspath(__file__)), "_calls.table"))
+_TABLE = CallTable(os.path.join(os.path.dirname(os.path.abspath(__file__)), "_calls.table"))
 if _TABLE.records:
     _count_warnings()
 
