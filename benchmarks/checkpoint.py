@@ -27,7 +27,8 @@ from harnessgym.run_folder import write_json
 from harnessgym.traces.trajectories import Row
 from trainers import checkpoint
 from trainers.checkpoint import Checkpoint, CheckpointWriter, RandomState
-from trainers.policies.native import NativeConfig, NativePolicy
+from trainers.policies.native import NativePolicy
+from trainers.policies.native_config import NativeConfig
 from trainers.update import UpdateSettings, make_optimizer, policy_update
 from trainers.weights.publish import publish_full
 

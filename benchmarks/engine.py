@@ -199,7 +199,8 @@ def run_peer(folder: Path, dtype: str) -> None:
 def make_model(folder: Path, shape: dict[str, object]) -> None:
     import torch
 
-    from trainers.policies.native import NativeConfig, NativePolicy
+    from trainers.policies.native import NativePolicy
+    from trainers.policies.native_config import NativeConfig
     from trainers.policies.native_weights import save_policy
 
     torch.manual_seed(0)

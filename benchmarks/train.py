@@ -4,6 +4,7 @@
 
 Cases: `shared` (8 rollouts of one 512-token prompt, 64 sampled tokens each), `equal` (the same lengths, but
 nothing is shared) and `mixed` (8 rollouts whose prompts and answers have lognormal lengths, nothing shared).
+`ours` is the native policy, `ours, transformers` the same weights as a model of transformers.
 Each arm runs in a process of its own, in float32, with the torch threads of `OMP_NUM_THREADS`: one warm-up
 step, then `--steps` that are measured. Rows, advantages, loss (clipped, mean over tokens), AdamW and the norm
 of clipping are the same; `grad_norm` shows it. TRL gets the rows by `rollout_func`, which returns at once; it
@@ -34,10 +35,13 @@ from benchmarks.training.cases import CASES, model_folder, text_digest
 from harnessgym.run_folder import write_json
 
 _ROOT = Path("runs/bench-train")
-_OURS = "ours"
-ARMS = (_OURS, "trl", "trl, checkpointing")
+NATIVE, OURS_TRANSFORMERS = "ours", "ours, transformers"
+_OURS = (NATIVE, OURS_TRANSFORMERS)
+ARMS = (*_OURS, "trl", "trl, checkpointing")
 WANTED = {"shared": 3.0, "equal": 1.3, "mixed": 1.3}
 """By case: how many times TRL's speed ours is to be at least."""
+SLOWER = 1.25
+"""At most how many times the native policy's step a step of the same model through transformers takes."""
 
 
 def main() -> None:
@@ -50,6 +54,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2", help="of the rows")
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--arms", default="; ".join(ARMS), help="separated by ;")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/out/train.json"), help="the figures")
     parser.add_argument("--plot", type=Path, help="also draw the step times, as PNG")
     parser.add_argument("--fresh", action="store_true", help="forget finished cells")
     options = parser.parse_args()
@@ -74,7 +79,7 @@ def main() -> None:
         print(f"[{number}/{len(wanted)}] {case}, {arm}, seed {seed}: {found['step_s']:.2f} s, "
               f"{found['peak_mib']:.0f} MiB, gradient {found['grad_norm']:.4g}", flush=True)  # fmt: skip
     chosen = [cells[_key(case, arm, seed, folder, options.steps)] for case, arm, seed in wanted]
-    rows = _report(chosen, folder.name)
+    rows = _report(chosen, folder.name, options.out)
     if options.plot:
         _draw(rows, options.plot)
     sys.exit(int(not all(row.get("met", True) for row in rows)))
@@ -103,7 +108,7 @@ def _measured(case: str, arm: str, seed: int, folder: Path, steps: int) -> dict[
     return found
 
 
-def _report(cells: list[dict[str, Any]], model: str) -> list[dict[str, Any]]:
+def _report(cells: list[dict[str, Any]], model: str, out: Path) -> list[dict[str, Any]]:
     """Print and write what was measured. Returns a row for each case and arm; `met` says whether it
     reached its target.
     """
@@ -122,7 +127,7 @@ def _report(cells: list[dict[str, Any]], model: str) -> list[dict[str, Any]]:
     table = Table(*titles, title=f"One update of 8 rollouts, {model}, {machine}: median times, largest peaks")
     rows = []
     for case in dict.fromkeys(cell["case"] for cell in cells):
-        theirs = [cell for cell in cells if cell["case"] == case and cell["arm"] != _OURS]
+        theirs = [cell for cell in cells if cell["case"] == case and cell["arm"] not in _OURS]
         base = {
             cell["seed"]: min(other["step_s"] for other in theirs if other["seed"] == cell["seed"])
             for cell in theirs
@@ -141,18 +146,32 @@ def _report(cells: list[dict[str, Any]], model: str) -> list[dict[str, Any]]:
                 "gain": statistics.median(gains) if gains else None,
                 "gain_by_seed": gains,
             }
-            judged = arm == _OURS and row["gain"] is not None
+            judged = arm in _OURS and row["gain"] is not None
             row |= {"wanted": WANTED[case], "met": row["gain"] >= WANTED[case]} if judged else {}
+            if arm == OURS_TRANSFORMERS:
+                beside = _beside_native(case, row["step_s"], cells)
+                row |= beside | {"met": row.get("met", True) and beside.get("met", True)}
             rows.append(row)
             gain = f"{row['gain']:.2f} ({min(gains):.2f} to {max(gains):.2f})" if gains else "-"
             verdict = ("met" if row["met"] else "missed") if judged else ""
+            if "times_native" in row:
+                verdict += f" ({row['times_native']:.2f} of native's time, at most {SLOWER:g} wanted)"
             table.add_row(case, arm, f"{row['step_s']:.2f}", f"{min(times):.2f} to {max(times):.2f}", f"{row['peak_mib']:.0f}",
                           f"{row['grad_norm']:.4g}", gain, f"{WANTED[case]:g}" if judged else "", verdict)  # fmt: skip
     Console(width=max(140, Console().width)).print(table)
-    write_json(
-        Path("benchmarks/out/train.json"), {"model": model, "machine": machine, "rows": rows, "cells": cells}
-    )
+    write_json(out, {"model": model, "machine": machine, "rows": rows, "cells": cells})
     return rows
+
+
+def _beside_native(case: str, step_s: float, cells: list[dict[str, Any]]) -> dict[str, Any]:
+    """How many times the native policy's step a step through transformers takes; nothing if that did not
+    run.
+    """
+    native = [cell["step_s"] for cell in cells if (cell["case"], cell["arm"]) == (case, NATIVE)]
+    if not native:
+        return {}
+    times = step_s / statistics.median(native)
+    return {"times_native": times, "met": times <= SLOWER}
 
 
 def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -166,7 +185,7 @@ def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
                 found = {row["case"]: row for row in rows if row["arm"] == arm}
                 places = [cases.index(case) + 0.27 * (number - (len(arms) - 1) / 2) for case in found]
                 bars = axis.bar(places, [row[name] for row in found.values()], width=0.25, label=arm)
-                if arm == _OURS and name == "step_s":
+                if arm in _OURS and name == "step_s":
                     axis.bar_label(bars, [f"{row['gain'] or 0:.1f} x" for row in found.values()], fontsize=9)
             axis.set(title=title)
             axis.set_xticks(range(len(cases)), cases)

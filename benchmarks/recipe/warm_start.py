@@ -21,7 +21,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from benchmarks.recipe.chat import Chat, Message
 from environments.lookup.protocol import KINDS, SYSTEM_PROMPT, TOOLS
 from environments.lookup.tasks import TEMPLATES, LookupQuestion, draw_question, item_names
-from trainers.policies.native import NativeConfig, NativePolicy
+from trainers.policies.native import NativePolicy
+from trainers.policies.native_config import NativeConfig
 from trainers.policies.native_weights import save_policy
 
 FOLDER = Path("environments/lookup/policy")

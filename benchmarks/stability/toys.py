@@ -16,7 +16,8 @@ import numpy.typing as npt
 import torch
 
 from trainers.engine.rows import sample
-from trainers.policies.native import NativeConfig, NativePolicy
+from trainers.policies.native import NativePolicy
+from trainers.policies.native_config import NativeConfig
 
 Float64Array = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int32]

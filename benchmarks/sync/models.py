@@ -9,7 +9,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from trainers.policies.loading import load_policy
-from trainers.policies.native import NativeConfig, NativePolicy
+from trainers.policies.native import NativePolicy
+from trainers.policies.native_config import NativeConfig
 from trainers.policy import token_logprobs
 from trainers.update import make_optimizer
 from trainers.update_settings import UpdateSettings

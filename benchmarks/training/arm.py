@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.training.cases import ROLLOUTS, rows
+from harnessgym.run_config.run import Implementation
 from harnessgym.tokens import FloatArray
 from harnessgym.traces.trajectories import Row
 
@@ -31,16 +32,19 @@ def main() -> None:
     if arm.startswith("trl"):
         figures = _trl(found, rewards, Path(folder), int(steps), checkpointing=arm.endswith("checkpointing"))
     else:
-        figures = _ours(found, advantages, Path(folder), int(steps))
+        implementation: Implementation = "transformers" if arm.endswith("transformers") else "native"
+        figures = _ours(found, advantages, Path(folder), int(steps), implementation)
     print(json.dumps(figures))
 
 
-def _ours(found: Sequence[Row], advantages: FloatArray, folder: Path, steps: int) -> dict[str, Any]:
+def _ours(
+    found: Sequence[Row], advantages: FloatArray, folder: Path, steps: int, implementation: Implementation
+) -> dict[str, Any]:
     from trainers.policies.loading import load_policy
     from trainers.update import UpdateSettings, make_optimizer, policy_update
 
     settings = UpdateSettings(lr=_LR, proximal="current", micro_batch_tokens=16_384)
-    policy = load_policy(folder)
+    policy = load_policy(folder, implementation)
     optimizer = make_optimizer(policy, settings)
     norms: list[float] = []
 

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
 from trainers.policies.loading import load_policy
-from trainers.policies.native import NativeConfig, NativePolicy
+from trainers.policies.native import NativePolicy
+from trainers.policies.native_config import NativeConfig
 from trainers.policies.native_weights import save_policy
 from trainers.policy import token_logprobs
 

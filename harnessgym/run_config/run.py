@@ -65,6 +65,10 @@ class FurtherPolicySection(PolicySection):
     update: dict[str, Any] = Field(default_factory=dict)
     """Settings of its update that differ from `[trainer.update]`."""
 
+    def without_roles(self) -> PolicySection:
+        """The section that it would be as a run's only policy."""
+        return PolicySection(name=self.name, path=self.path, implementation=self.implementation)
+
 
 class TasksSection(Config):
     """The tasks to train on."""
@@ -433,6 +437,4 @@ class RunConfig(Config):
             raise ConfigError(f"The run has no policy {name!r}. It has: {known}.")
         # Key by key: a further policy names only the update settings that differ.
         trainer = self.trainer.model_copy(update={"update": self.trainer.update | policy.update})
-        return self.model_copy(
-            update={"policy": PolicySection(name=policy.name, path=policy.path), "trainer": trainer}
-        )
+        return self.model_copy(update={"policy": policy.without_roles(), "trainer": trainer})

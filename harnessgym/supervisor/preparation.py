@@ -38,6 +38,7 @@ go. The database may move too, because the run is found in it by its id."""
 NOTHING_TO_EXTEND = "--extend: {} holds no run to lengthen. Leave --extend out to start one."
 _UPDATE_SETTINGS = "trainers.update_settings:settings_of"
 _PPO_SETTINGS = "trainers.ppo_settings:ppo_settings_of"
+_MODEL_CHECK = "trainers.policies.model_folder:check_model"
 _ADVANTAGE_SETTINGS = "trainers.advantages.estimator:checked_settings"
 
 
@@ -67,9 +68,9 @@ def prepare(
         )
     _check_tasks(config, notify)
     for policy in config.all_policies:
-        if not (Path(policy.path) / "config.json").is_file():
-            setting = "policy.path" if policy is config.policy else f"policy {policy.name!r}: path"
-            raise ConfigError(f"{setting}: there is no model at {policy.path} (config.json is missing).")
+        prefix = "policy." if policy is config.policy else f"policy {policy.name!r}: "
+        embedded = policy.name in config.engine_policies
+        load("settings", _MODEL_CHECK)(policy, prefix, embedded=embedded)
     if not folder.config_path.exists():
         if extend:
             raise ConfigError(NOTHING_TO_EXTEND.format(folder.root))

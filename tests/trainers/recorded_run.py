@@ -22,7 +22,8 @@ from harnessgym.traces.forest import Forest
 from trainers.grpo import Grpo
 from trainers.learner import Learner
 from trainers.policies.loading import load_policy
-from trainers.policies.native import NativeConfig, NativePolicy
+from trainers.policies.native import NativePolicy
+from trainers.policies.native_config import NativeConfig
 from trainers.policies.native_weights import save_policy
 from trainers.policy import token_logprobs
 from trainers.ppo import PpoTrainer

@@ -9,7 +9,8 @@ from harnessgym.errors import PolicyError, UpstreamError
 from trainers.engine.engine import build_engine
 from trainers.engine.rows import truncate
 from trainers.engine.sequence import Sequence, SequenceSampling, StopMatcher
-from trainers.policies.native import NativeConfig, NativePolicy
+from trainers.policies.native import NativePolicy
+from trainers.policies.native_config import NativeConfig
 from trainers.weights.publish import publish_full
 
 CONFIG = NativeConfig(

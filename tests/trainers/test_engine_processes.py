@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from harnessgym.process import identify
-from trainers.policies.native import NativeConfig, NativePolicy
+from trainers.policies.native import NativePolicy
+from trainers.policies.native_config import NativeConfig
 from trainers.policies.native_weights import save_policy
 
 CONFIG = NativeConfig(

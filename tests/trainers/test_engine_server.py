@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, decoders, models
 from tests.trainers.conftest import fronted
 from trainers.engine import EngineSettings
 from trainers.engine.server import load_engine
-from trainers.policies.native import NativeConfig, NativePolicy
+from trainers.policies.native import NativePolicy
+from trainers.policies.native_config import NativeConfig
 from trainers.policies.native_weights import save_policy
 
 CONFIG = NativeConfig(

@@ -14,7 +14,8 @@ from tests.trainers.test_packing import forests
 from tests.trainers.test_trained_policy import ADVANTAGES
 from tests.trainers.test_update import make_rows
 from trainers.packing import pack
-from trainers.policies.native import NativeConfig, NativePolicy
+from trainers.policies.native import NativePolicy
+from trainers.policies.native_config import NativeConfig
 from trainers.trained_policy import TrainedPolicy
 from trainers.value_function import Critic
 

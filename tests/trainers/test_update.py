@@ -14,7 +14,8 @@ from harnessgym.registry import names
 from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
 from trainers.losses.normalisation import Normalisation
-from trainers.policies.native import NativeConfig, NativePolicy
+from trainers.policies.native import NativePolicy
+from trainers.policies.native_config import NativeConfig
 from trainers.update import (
     EagerAdamW,
     GradientAccumulation,

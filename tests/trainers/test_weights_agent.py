@@ -23,7 +23,8 @@ from tests.trainers.conftest import fronted
 from trainers.engine import EngineSettings
 from trainers.engine.server import follow, load_engine
 from trainers.policies.loading import load_policy
-from trainers.policies.native import NativeConfig, NativePolicy
+from trainers.policies.native import NativePolicy
+from trainers.policies.native_config import NativeConfig
 from trainers.policies.native_weights import save_policy
 from trainers.weights.agent import read_newest
 from trainers.weights.publish import BaseVersion, publish, publish_full

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from harnessgym.tokens import IdArray
 from trainers.policies.kv_cache import KVCache
-from trainers.policies.native import NativeConfig
+from trainers.policies.native_config import NativeConfig
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainers.policies.native import NativeConfig
+from trainers.policies.native_config import NativeConfig
 
 
 class KVCache:

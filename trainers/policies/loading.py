@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -11,7 +10,9 @@ from torch import Tensor
 
 from harnessgym.errors import PolicyError
 from harnessgym.run_config.run import Implementation
-from trainers.policies.native import NativeConfig, NativePolicy
+from trainers.policies.model_folder import read_config, why_not_native
+from trainers.policies.native import NativePolicy
+from trainers.policies.native_config import NativeConfig
 from trainers.policies.native_weights import HEAD
 from trainers.policy import Policy
 
@@ -30,7 +31,7 @@ def load_policy(
     """
     raw = read_config(folder)
     if implementation == "auto":
-        implementation = "native" if is_native(raw) else "transformers"
+        implementation = "transformers" if why_not_native(raw) else "native"
     if implementation == "native":
         policy: Policy = load_native(folder)
     else:
@@ -43,15 +44,6 @@ def load_policy(
     return policy
 
 
-def is_native(raw: dict[str, Any]) -> bool:
-    """Whether the native policy computes the model of a `config.json`."""
-    try:
-        NativeConfig.from_hf(raw)
-    except (PolicyError, KeyError, TypeError, ValueError):
-        return False
-    return True
-
-
 def load_native(folder: Path, dtype: torch.dtype = torch.float32) -> NativePolicy:
     """Load a native policy. Raises `PolicyError` if a file is missing or tensors do not fit, or if it does
     not compute the architecture.
@@ -61,21 +53,14 @@ def load_native(folder: Path, dtype: torch.dtype = torch.float32) -> NativePolic
     # The default of a missing value differs between versions of transformers: the tensors decide.
     if raw.get("tie_word_embeddings") is None:
         raw["tie_word_embeddings"] = HEAD not in weights
-    policy = NativePolicy(NativeConfig.from_hf(raw, str(folder / "config.json")))
+    if reason := why_not_native(raw, str(folder / "config.json")):
+        raise PolicyError(
+            f"{reason} Our own module and engine compute Qwen3 and Llama only: train this model with "
+            '[policy] implementation = "transformers", and serve it with vLLM.'
+        )
+    policy = NativePolicy(NativeConfig.from_hf(raw))
     policy.load(weights)
     return policy.to(dtype)
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The `config.json` of a model folder. Raises `PolicyError` if there is none."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise PolicyError(f"No policy at {folder}: config.json is missing. Give a Hugging Face model folder.")
-    try:
-        raw: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise PolicyError(f"{path} cannot be read: {error}. Restore the file.") from error
-    return raw
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:

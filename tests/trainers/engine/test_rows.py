@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.trainers.peers import SHAPE
 from trainers.engine.rows import DRAWS, SequenceRows
-from trainers.policies.native import NativeConfig
+from trainers.policies.native_config import NativeConfig
 
 CONFIG = NativeConfig.from_hf(SHAPE | {"architectures": ["LlamaForCausalLM"]})
 PROMPT = np.arange(10, 30, dtype=np.int32)

@@ -31,8 +31,6 @@ class Family:
     options: dict[str, Any] = field(default_factory=dict)
     packed: bool = True
     """Whether its rows can be packed."""
-    vllm: bool = True
-    """Whether vLLM's CPU build serves it."""
 
 
 FAMILIES = {
@@ -101,6 +99,18 @@ FAMILIES = {
     ),
 }  # fmt: skip
 """At least one of each kind of attention, experts, positions and bounds."""
+
+_HEADS = {"hidden_size": 128, "head_dim": 32}
+"""vLLM's attention on CPUs wants heads of this size."""
+SERVED: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(
+        ("qwen2", "qwen3", "qwen3_moe", "llama3", "mistral", "gemma2", "gemma3", "phi3", "glm4", "olmo2", "smollm3"),
+        _HEADS,
+    ),
+    "granite": _HEADS,
+}  # fmt: skip
+"""The families that vLLM 0.32's CPU build serves, with the options that it needs. It has no experts for gpt-oss, needs
+an image processor for Qwen3.5, and computes DeepSeek's latent attention and experts otherwise than transformers."""
 
 
 def tiny_model(name: str, seed: int = 0, **options: Any) -> Any:

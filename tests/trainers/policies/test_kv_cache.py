@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tests.trainers.peers import SHAPE
 from trainers.policies.kv_cache import KVCache
-from trainers.policies.native import NativeConfig
+from trainers.policies.native_config import NativeConfig
 
 CONFIG = NativeConfig.from_hf(SHAPE | {"architectures": ["LlamaForCausalLM"]})
 HEADS, SIZE = CONFIG.num_key_value_heads, CONFIG.head_dim

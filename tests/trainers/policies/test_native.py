@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from harnessgym.errors import PolicyError
 from tests.trainers.peers import PEERS, SHAPE, peer_and_policy
 from trainers.policies.kv_cache import KVCache
-from trainers.policies.native import NativeConfig
+from trainers.policies.native_config import NativeConfig
 from trainers.policy import token_logprobs
 
 

@@ -11,7 +11,8 @@ from harnessgym.store import TraceStore
 from tests.trainers.recorded_run import STEPS, make_run, record_groups, record_rollout
 from trainers.learner import TrainerSettings
 from trainers.policies.loading import load_policy
-from trainers.policies.native import NativeConfig, NativePolicy
+from trainers.policies.native import NativePolicy
+from trainers.policies.native_config import NativeConfig
 from trainers.policies.native_weights import save_policy
 from trainers.trl_bridge.training_run import TrainingRun
 

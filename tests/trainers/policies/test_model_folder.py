@@ -1,0 +1,80 @@
+"""A folder that a run cannot begin with is refused before anything starts, with what to do."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harnessgym.errors import ConfigError
+from harnessgym.run_config.run import PolicySection
+from tests.trainers.policies.families import tiny_model
+from trainers.policies.model_folder import check_model
+
+SHIPPED = Path("environments/lookup/policy")
+
+
+def checked(folder, *, implementation="auto", embedded=True):
+    check_model(PolicySection(path=str(folder), implementation=implementation), "policy.", embedded=embedded)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model that only transformers computes, with a tokenizer and a template."""
+    tiny_model("qwen2").save_pretrained(tmp_path / "model")
+    for file in SHIPPED.iterdir():
+        if file.name.startswith(("tokenizer", "chat_template")):
+            shutil.copy(file, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_the_shipped_policy_and_a_served_one_are_accepted(folder):
+    checked(SHIPPED)
+    checked(SHIPPED, implementation="transformers")
+    checked(folder, embedded=False)
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("config.json", "config.json is missing"),
+        ("model.safetensors", "no weights"),
+        ("tokenizer.json", "no tokenizer.json"),
+        ("chat_template.jinja", "no chat template"),
+    ],
+)
+def test_a_missing_file_is_named(file, says, folder):
+    (folder / file).unlink()
+    if file == "chat_template.jinja":
+        (folder / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=rf"policy\.path.*{says}"):
+        checked(folder, embedded=False)
+
+
+def test_a_template_in_the_tokenizer_s_configuration_counts(folder):
+    (folder / "chat_template.jinja").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    checked(folder, embedded=False)
+
+
+def test_own_engines_are_for_native_models_alone(folder):
+    with pytest.raises(ConfigError, match="serve it with vLLM"):
+        checked(folder)
+    with pytest.raises(ConfigError, match='implementation = "native"'):
+        checked(folder, implementation="native", embedded=False)
+
+
+def test_damaged_json_is_an_error_of_the_setting(folder):
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"policy\.path: .*cannot be read"):
+        checked(folder)
+
+
+def test_checking_imports_neither_torch_nor_transformers():
+    program = (
+        "import sys, trainers.policies.model_folder; "
+        "assert not {'torch', 'transformers'} & set(sys.modules), 'imported'"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
