@@ -33,6 +33,8 @@ class Policy(nn.Module, ABC):
     """Most tokens that a row may have."""
     hidden_size: int
     """Size of `features`."""
+    one_process_because: str = ""
+    """Why only one process can train it; empty if several can."""
 
     def __init__(self) -> None:
         super().__init__()

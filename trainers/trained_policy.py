@@ -55,6 +55,10 @@ class TrainedPolicy:
             config.policy.implementation,
             checkpointing=config.trainer.gradient_checkpointing,
         )
+        if world.size > 1 and self.policy.one_process_because:
+            raise TrainerError(
+                f"trainer.processes = {world.size}: {self.policy.one_process_because}. Set it to 1."
+            )
         self.policy.products = getattr(torch, config.trainer.dtype)
         self.value_function = (
             None if critic is None else ValueFunction(self.policy, critic, self.settings, world)

@@ -92,15 +92,15 @@ def prepare() -> None:
         making.rename(MODEL)
 
 
-def command(port: int, dtype: str = "float32") -> list[str]:
-    """How a server of the model is started."""
+def command(port: int, dtype: str = "float32", model: Path = MODEL, max_length: int = 2048) -> list[str]:
+    """How a server of a model is started."""
     options = {
-        "--model": str(MODEL),
+        "--model": str(model),
         "--served-model-name": "policy",
         "--host": "127.0.0.1",
         "--port": str(port),
         "--dtype": dtype,
-        "--max-model-len": "2048",
+        "--max-model-len": str(max_length),
         "--max-num-seqs": "16",
         "--logprobs-mode": "processed_logprobs",
         "--worker-extension-cls": EXTENSION,
@@ -128,9 +128,10 @@ def environment() -> dict[str, str]:
 
 
 class Server:
-    """A server of the model on a free port, which can be killed and started again there."""
+    """A server of a model on a free port, which can be killed and started again there."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, model: Path = MODEL, max_length: int = 2048) -> None:
+        self.model, self.max_length = model, max_length
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = int(free.getsockname()[1])
@@ -141,7 +142,11 @@ class Server:
         """Start it; `wait` until it answers."""
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(
-                command(self.port), env=environment(), stdout=out, stderr=out, start_new_session=True
+                command(self.port, model=self.model, max_length=self.max_length),
+                env=environment(),
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
             )
 
     def wait(self, seconds: float = 600.0) -> None:
@@ -204,10 +209,10 @@ class Server:
 
 
 @contextmanager
-def serving(log: Path) -> Iterator[Server]:
+def serving(log: Path, model: Path = MODEL, max_length: int = 2048) -> Iterator[Server]:
     """A server that answers. Prepares what is missing."""
     prepare()
-    server = Server(log)
+    server = Server(log, model, max_length)
     try:
         server.start()
         server.wait()

@@ -45,7 +45,8 @@ def why_not_native(raw: Mapping[str, Any], where: str = "config.json") -> str:
 def check_model(policy: PolicySection, prefix: str, *, embedded: bool) -> None:
     """Raises `ConfigError` if a run cannot begin with a policy's folder.
 
-    `prefix` is what messages write before the names of settings, such as `policy.`, and `embedded` says whether the run's own engines serve it.
+    `prefix` is what messages write before the names of settings, such as `policy.`, and `embedded` says
+    whether the run's own engines serve it.
     """
     folder = Path(policy.path)
     if not (folder / "config.json").is_file():

@@ -60,6 +60,11 @@ class TransformersPolicy(Policy):
         self.short = _short_rows(text)
         """Rows up to this length may share a pass whatever their lengths; each longer one has its own.
         None: all may."""
+        if self.short is not None:
+            # The processes of a sharded policy must make equally many passes over a batch.
+            self.one_process_because = (
+                "its RoPE depends on the length of a row, so long rows have passes of their own"
+            )
         # Not as submodules, whose weights would count twice.
         self._head = (_head_of(model),)
         self.padded_because = self._why_padded()

@@ -145,6 +145,10 @@ class Hashed(Tiny):
     grader = "grade_by_answer"
 
 
+class ByChance(Patient):
+    grader = "grade_by_chance"
+
+
 class NearlySolved(Patient):
     grader = "grade_nearly"
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from harnessgym.errors import TrainerError
 from tests.trainers.policies.families import tiny_model
 from tests.trainers.recorded_run import make_run
 from tests.trainers.test_trained_policy import ADVANTAGES, as_leader
@@ -103,3 +104,13 @@ def test_a_critic_of_any_family_learns_its_targets_in_several_processes_too(name
     assert not any(value.any() for value in before)
     assert own[0] > own[1] > own[2]
     assert losses == pytest.approx(own, rel=1e-3)
+
+
+def test_a_policy_whose_long_rows_have_their_own_passes_is_trained_by_one_process(tmp_path):
+    config = config_of("phi3_longrope", tmp_path)
+
+    def refused(world):
+        with pytest.raises(TrainerError, match=r"trainer\.processes = 2.*Set it to 1"):
+            TrainedPolicy(config, world)
+
+    together(tmp_path / "two", 2, refused)
