@@ -155,8 +155,10 @@ class Sampling:
     seed: int | None = None
 
     def limited(self, max_tokens: int | None) -> "Sampling":
-        """A copy with at most `max_tokens` new tokens."""
-        return self if max_tokens is None else replace(self, max_tokens=min(self.max_tokens, max_tokens))
+        """The same parameters with at most `max_tokens` new tokens."""
+        if max_tokens is None or max_tokens >= self.max_tokens:
+            return self
+        return replace(self, max_tokens=max_tokens)
 
 
 _REMEMBERED = 32

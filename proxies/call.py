@@ -122,6 +122,8 @@ class Call:
     request: ModelRequest
     prompt: Prompt
     prompt_len: int
+    prompt_hash: str
+    """`hash_ids` of the prompt."""
     prompt_segment: str
     chain: str
     """Digest of the request's messages."""

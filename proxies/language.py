@@ -63,7 +63,7 @@ class Renderer(Protocol):
 
     def extend(
         self, ids: Sequence[int], new_messages: Sequence[Message], tools: Sequence[ToolSpec]
-    ) -> list[int] | None:
+    ) -> TokenIds | None:
         """The tokens of `new_messages`, to append to `ids`, which end in a sampled assistant turn.
 
         None if the template cannot be continued that way, for example after a turn that a length limit cut

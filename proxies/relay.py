@@ -134,8 +134,9 @@ class Relay:
         ]
         earlier = [session.rejoin(sibling.digest, retry=incoming.retry) for sibling in siblings]
         self._check_room(session, earlier)
-        incoming = replace(incoming, request=self._constrained(session, incoming.request))
-        siblings = [replace(sibling, request=incoming.request) for sibling in siblings]
+        request = self._constrained(session, incoming.request)
+        if request is not incoming.request:
+            siblings = [replace(sibling, request=request) for sibling in siblings]
         answers = []
         for sibling, before in zip(siblings, earlier, strict=True):
             answers.append(self._answer(session, sibling, before))
@@ -249,15 +250,16 @@ class Relay:
             call.prompt = replace(prompt, broken=_known_break(prompt.broken, rule, fresh))
         intent = self._intent(session, incoming, call, rule, agent)
         rows = session.tracker.asked(call, intent, agent, chain, fresh=fresh is not None)
+        # A prompt that contains an answer proves that the harness received it. Noted before the intent, whose
+        # transaction it shares.
+        if parent is not None and parent.call_id not in session.acknowledged:
+            session.acknowledged.add(parent.call_id)
+            self.recorder.note(parent.call_id, "acknowledged")
         # The intent is queued before the task starts, so the call's outcome is behind it in the store's
         # queue.
         intended = self.recorder.intend(intent, segment if new else None, incoming.body, fresh, rows)
         if new:
             intended.add_done_callback(partial(_stored, policy_context.forest, segment))
-        # A prompt that contains an answer proves that the harness received it.
-        if parent is not None and parent.call_id not in session.acknowledged:
-            session.acknowledged.add(parent.call_id)
-            self.recorder.note(parent.call_id, "acknowledged")
         session.remember(call, chain)
         self.runner.run(session, call, intended)
         return call
@@ -330,7 +332,8 @@ class Relay:
         sampling = sampling.limited(session.tokens_left())
         # The seed is derived from the prompt and not from the ordinal, which depends on how concurrent calls
         # race.
-        seed = session.seed(segment.id, hash_ids(prompt.ids))
+        prompt_hash = hash_ids(prompt.ids)
+        seed = session.seed(segment.id, prompt_hash)
         stop_token_ids = tuple(dict.fromkeys((*sampling.stop_token_ids, *policy.language.stop_token_ids)))
         return Call(
             id=call_id,
@@ -340,6 +343,7 @@ class Relay:
             request=request,
             prompt=prompt,
             prompt_len=len(prompt.ids),
+            prompt_hash=prompt_hash,
             prompt_segment=segment.id,
             chain=chain,
             sampling=replace(
@@ -372,7 +376,7 @@ class Relay:
             request_digest=incoming.digest,
             chain_digest=call.chain,
             prompt_len=call.prompt_len,
-            prompt_hash=hash_ids(call.prompt.ids),
+            prompt_hash=call.prompt_hash,
             prompt_segment=call.prompt_segment,
             upstream="",
             sampling_asked=dict(call.request.asked),

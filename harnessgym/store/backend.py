@@ -119,12 +119,13 @@ class Backend(Protocol):
     def alone(self, conn: Connection) -> AbstractContextManager[None]:
         """Open a transaction in which only this connection can change the schema."""
 
-    def pipeline(self, conn: Connection) -> AbstractContextManager[None] | None:
-        """Return a context in which the connection has a `StatementPipeline`; None if the database has none.
+    def together(self, conn: Connection) -> AbstractContextManager[None]:
+        """Return a context for several writes without a savepoint of each. Entered within a transaction.
 
-        Entered within a transaction. Any other statement waits for the pipeline first. Leaving the context
-        raises the first failure of a statement, even if it was caught within. A context that is left with an
-        error undoes everything that was done in it, and the transaction stays open.
+        A context that is left with an error undoes everything that was done in it, and the transaction stays
+        open. Where the database has pipelines, the connection has a `StatementPipeline` in the context: any
+        other statement waits for the pipeline first, and leaving the context raises the first failure of a
+        statement, even if it was caught within.
         """
 
     def in_transaction(self, conn: Connection) -> bool:

@@ -1,11 +1,11 @@
 """Access to the database: short reads, writes that one thread groups into transactions, and watches.
 
 Every process opens one `TraceStore`. Writes are functions that take a connection. Writes that are queued when
-the writer becomes idle share one transaction, and one that fails does not affect the others: each runs in its
-own savepoint. On PostgreSQL a group first runs without savepoints, in a `backend.StatementPipeline`; if any
-of it fails, it is undone and each write runs again in its savepoint. Only if the database ends the
-transaction itself (a full disk, a server that went away) do all writes of the transaction fail, and then none
-of them is stored. A write returns only after its transaction is committed. With SQLite in WAL mode a commit
+the writer becomes idle share one transaction, and one that fails does not affect the others. A group first
+runs as a whole, on PostgreSQL in a `backend.StatementPipeline`; if any of it fails, it is undone and each
+write runs again in a savepoint of its own. Only if the database ends the transaction itself (a full disk, a
+server that went away) do all writes of the transaction fail, and then none of them is stored. A write
+returns only after its transaction is committed. With SQLite in WAL mode a commit
 survives SIGKILL of any process; with `synchronous="FULL"`, and always with PostgreSQL, also power loss.
 
 A write may run again if it or another write of its group was undone, and a read if the server did not answer.
@@ -296,12 +296,11 @@ class TraceStore:
         return outcomes.again
 
     def _write_together(self, conn: Connection, group: list["_Item"]) -> list[Any] | None:
-        """Run a group's writes in a pipeline. Returns None, with nothing written, if any of them failed."""
-        pipeline = self._backend.pipeline(conn) if len(group) > 1 else None
-        if pipeline is None:
+        """Run a group's writes as a whole. Returns None, with nothing written, if any of them failed."""
+        if len(group) == 1:
             return None
         try:
-            with pipeline:
+            with self._backend.together(conn):
                 return [work(conn) for work, _ in group]
         except Exception as error:
             if not self._backend.in_transaction(conn):

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from harnessgym.errors import PolicyError
 from harnessgym.message import Message, ToolCall, ToolSpec
+from harnessgym.tokens import TokenIds
 from proxies.renderers.long_texts import encode_text, tokenised
 from proxies.renderers.template import TemplateRenderer
 
@@ -107,7 +108,7 @@ class FamilyRenderer(TemplateRenderer):
 
     def extend(
         self, ids: Sequence[int], new_messages: Sequence[Message], tools: Sequence[ToolSpec]
-    ) -> list[int] | None:
+    ) -> TokenIds | None:
         """The tokens to append to `ids`; None if the turn was cut off or cannot be continued."""
         begun = _rfind(ids, self._opening)
         if not ids or ids[-1] not in self.stop_token_ids or begun is None or self._quotes(new_messages):

@@ -118,4 +118,5 @@ def encode_text(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = F
     # Of the tokenizer's methods, only those for batches release the lock. This one also leaves out offsets,
     # which takes a quarter less time.
     (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-    return list(encoded.ids)
+    ids: list[int] = encoded.ids
+    return ids

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from harnessgym.errors import PolicyError
 from harnessgym.message import Message, ToolCall, ToolSpec, context_digest
-from harnessgym.tokens import PieceTokens
+from harnessgym.tokens import PieceTokens, TokenIds
 from proxies.detokenizer import TokenTable
 from proxies.dialect import Problem, RequestProblem
 from proxies.renderers.literals import Literals
@@ -113,6 +113,7 @@ class TemplateRenderer:
         self._proofs: dict[tuple[object, ...], bool | None] = {}
         self._turn_ends = {calls: self._turn_end(calls) for calls in (0, 1)}
         known = [token for token in self._turn_ends.values() if token is not None]
+        self._end_texts = {token: self.decode([token]) for token in known}
         eos = tokenizer.token_to_id(self.tokens.get("eos_token", ""))
         self.stop_token_ids: tuple[int, ...] = tuple(sorted({*known, *([] if eos is None else [eos])}))
         prompt = self._smallest_prompt()
@@ -159,7 +160,7 @@ class TemplateRenderer:
 
     def extend(
         self, ids: Sequence[int], new_messages: Sequence[Message], tools: Sequence[ToolSpec]
-    ) -> list[int] | None:
+    ) -> TokenIds | None:
         """The tokens to append to `ids`; None if the turn was cut off or the template cannot be continued."""
         answered = _leading_results(new_messages)
         end = self._turn_ends[min(answered, 1)]
@@ -181,11 +182,12 @@ class TemplateRenderer:
             return None
         # Encoded after the end of turn: an added token splits the text, so what comes before it cannot
         # change the tokens of the suffix.
-        encoded = list(self._literals.encode(self.decode([end]) + suffix))
-        if encoded[:1] != [end]:
+        encoded = self._literals.encode(self._end_texts[end] + suffix).whole()
+        if not encoded or encoded[0] != end:
             return None
         # A turn may end in the token that also opens the next turn; it must not be written twice.
-        return encoded[2:] if ids[-1] != end and encoded[1:2] == [ids[-1]] else encoded[1:]
+        last = ids[-1]
+        return encoded[2:] if last != end and encoded[1:2] == [last] else encoded[1:]
 
     def write(self, answer: Message | str) -> list[int] | None:
         """The tokens of an assistant turn with this answer.
@@ -315,7 +317,7 @@ class TemplateRenderer:
         token = self._turn_ends[min(len(setting.turn.tool_calls), 1)]
         if token is None:
             return None
-        end = self.decode([token])
+        end = self._end_texts[token]
         try:
             before, ended = self._setting_texts(setting, tools)
             full = self._marked([*setting.before, setting.turn, *new], tools)

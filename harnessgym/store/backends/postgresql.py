@@ -161,8 +161,8 @@ class PostgresqlBackend:
             conn.rollback()
 
     @contextlib.contextmanager
-    def pipeline(self, conn: Connection) -> Iterator[None]:
-        """See `Backend.pipeline`."""
+    def together(self, conn: Connection) -> Iterator[None]:
+        """See `Backend.together`."""
         driver = conn.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)
         # SQLAlchemy does not give the `info` of a connection that was lost.

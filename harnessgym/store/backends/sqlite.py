@@ -92,8 +92,20 @@ class SqliteBackend:
             conn.rollback()
             _driver(conn).execute("PRAGMA foreign_keys=ON")
 
-    def pipeline(self, conn: Connection) -> None:
-        """See `Backend.pipeline`. Returns None."""
+    @contextlib.contextmanager
+    def together(self, conn: Connection) -> Iterator[None]:
+        """See `Backend.together`."""
+        driver = _driver(conn)
+        driver.execute("SAVEPOINT together")
+        try:
+            yield
+            driver.execute("RELEASE together")
+        except BaseException:
+            # SQLite rolls everything back by itself when, for example, the disk is full.
+            if driver.in_transaction:
+                driver.execute("ROLLBACK TO together")
+                driver.execute("RELEASE together")
+            raise
 
     def in_transaction(self, conn: Connection) -> bool:
         """See `Backend.in_transaction`. SQLite rolls back by itself, e.g. when the disk is full."""
