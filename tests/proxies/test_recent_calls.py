@@ -34,6 +34,7 @@ def call(number: int, digest: str = "", *, failed: bool = False) -> Watched:
         request=request,
         prompt=Prompt([], None, [], None),
         prompt_len=0,
+        prompt_hash="",
         prompt_segment="p",
         chain="",
         sampling=Sampling(),

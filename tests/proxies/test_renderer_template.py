@@ -99,7 +99,7 @@ def test_a_canonical_continuation_is_what_the_template_writes(template: str) -> 
         sampled = sample(r, turn + "<|im_end|>")
         parser = HermesParser(r.table, call_prefix="x", stop_token_ids=r.stop_token_ids)
         parser.feed(sampled)
-        added = r.extend(ids + sampled, new, TOOLS)
+        added = list(r.extend(ids + sampled, new, TOOLS))
         assert added is not None
         ids += sampled + added
         conversation += [parser.finish(), *new]
@@ -110,7 +110,7 @@ def test_sampled_reasoning_stays_where_the_template_would_strip_it() -> None:
     r = renderer(STRIPPING)
     ids = list(r.render(ASKED, ()))
     sampled = sample(r, "<think>\nhm\n</think>\n\n47<|im_end|>")
-    added = r.extend(ids + sampled, [Message("user", "Sure?")], ())
+    added = list(r.extend(ids + sampled, [Message("user", "Sure?")], ()))
     assert added is not None
     assert r.decode(added) == "\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
     stripped = r.render([*ASKED, Message("assistant", "47", reasoning="hm"), Message("user", "Sure?")], ())
@@ -139,7 +139,7 @@ def test_a_suffix_that_shows_tools_is_rendered_with_them() -> None:
     r = renderer(REMINDING)
     ids = list(r.render(ASKED, TOOLS)) + sample(r, "47<|im_end|>")
     for text in ("Sure?", "Really?"):
-        added = r.extend(ids, [Message("user", text)], TOOLS)
+        added = list(r.extend(ids, [Message("user", text)], TOOLS))
         assert added is not None
         assert r.decode(added) == f"\n<|im_start|>user\n{text}<|im_end|>\nfind<|im_start|>assistant\n"
 
@@ -151,7 +151,7 @@ def test_an_end_of_turn_that_swallows_whitespace_continues_as_a_whole_prompt_wou
     r = TemplateRenderer(Tokenizer.from_str(json.dumps(raw)), CHATML, {"eos_token": "<|im_end|>"})
     conversation = [*ASKED, Message("assistant", "47"), Message("user", "Sure?")]
     sampled = sample(r, "47<|im_end|>")
-    added = r.extend(list(r.render(ASKED, ())) + sampled, [Message("user", "Sure?")], ())
+    added = list(r.extend(list(r.render(ASKED, ())) + sampled, [Message("user", "Sure?")], ()))
     assert added is not None
     assert list(r.render(ASKED, ())) + sampled + added == r.render(conversation, ())
 
