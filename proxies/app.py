@@ -126,8 +126,10 @@ class ProxySettings(EngineTimeouts):
     """The run whose workers are used."""
     policy: Path
     """Model folder: tokenizer.json, tokenizer_config.json, chat template."""
-    parser: str = "hermes"
-    """Parser of the policy's answers: a name or `module:Class`."""
+    parser: str = "auto"
+    """Parser of the policy's answers: auto (the one that reads what the chat template writes), a name
+    (deepseek, gemma, glm, harmony, hermes, kimi, llama3, minimax, mistral, pythonic, qwen3_coder, text) or
+    `module:Class`."""
     renderer: str = "auto"
     """How requests become the policy's tokens: auto, template, family or `module:Class`."""
     served_model_name: str = "policy"

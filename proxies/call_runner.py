@@ -55,8 +55,9 @@ class CallRunner:
             return TokenFeed(
                 call, RawParser(language.renderer.written, stop_token_ids=language.stop_token_ids)
             )
-        tools = bool(call.request.tools) and call.request.tool_choice != "none"
-        return TokenFeed(call, language.parser(call_prefix=f"{call.call_prefix}{call.id}_", tools=tools))
+        offered = () if call.request.tool_choice == "none" else call.request.tools
+        prefix = f"{call.call_prefix}{call.id}_"
+        return TokenFeed(call, language.parser(call_prefix=prefix, tools=bool(offered), offered=offered))
 
     def run(self, session: Session, call: Call, intended: "Future[None]") -> None:
         """Start a call whose intent is queued."""

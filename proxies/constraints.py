@@ -1,4 +1,5 @@
-"""Request features that plain sampling cannot guarantee: image input, JSON output, a forced tool call.
+"""Request features that plain sampling cannot guarantee: image input, tools of a policy without a markup for
+them, JSON output, a forced tool call.
 
 Constrained decoding changes the distribution that an answer is sampled from, so its logprobs would no longer
 be the policy's. A session therefore either refuses such constraints, as a provider does for a model without
@@ -22,6 +23,12 @@ def refuse_images(messages: Sequence[Message]) -> None:
     """Raises `RequestProblem` if there are images."""
     if any(map(_IMAGES, messages)):
         raise _unsupported("This model does not support image input: it reads text only.")
+
+
+def refuse_tools(why: str) -> None:
+    """Raises `RequestProblem` if there is a reason why a policy cannot be offered tools."""
+    if why:
+        raise _unsupported(f"This model does not support tools. {why}")
 
 
 def constrained(request: ModelRequest, mode: Literal["refuse", "prompt"]) -> ModelRequest:

@@ -4,7 +4,7 @@ A `Renderer` turns messages into token ids without rendering sampled turns again
 token ids into content, reasoning and tool calls. Their members live in `renderers/` and `parsers/`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +14,7 @@ from harnessgym.message import Message, ToolSpec
 from harnessgym.registry import load
 from harnessgym.tokens import TokenIds
 from proxies.dialect import ReasoningDelta, TextDelta, ToolCallDelta
+from proxies.parsers.choice import AUTO, choose
 from proxies.renderers.template import TemplateRenderer
 
 ParsedDelta = TextDelta | ReasoningDelta | ToolCallDelta
@@ -49,6 +50,14 @@ class Parser(Protocol):
 
     def finish(self) -> Message:
         """The whole turn; flushes first if necessary."""
+        ...
+
+
+class ReadSampled(Protocol):
+    """Reads tokens that a policy sampled."""
+
+    def __call__(self, ids: TokenIds, policy_id: str | None, offered: Sequence[ToolSpec] = (), /) -> Message:
+        """The message. `offered` are the tools that the policy could call."""
         ...
 
 
@@ -96,8 +105,11 @@ class Renderer(Protocol):
 class MakeParser(Protocol):
     """Creates the parser of one answer."""
 
-    def __call__(self, *, call_prefix: str, tools: bool) -> Parser:
-        """`call_prefix` is the prefix of tool-call ids. Without `tools`, tool-call markup is text."""
+    def __call__(self, *, call_prefix: str, tools: bool, offered: Sequence[ToolSpec] = ()) -> Parser:
+        """`call_prefix` is the prefix of tool-call ids. Without `tools`, tool-call markup is text.
+
+        `offered` are the request's tools: some grammars need their schemas to tell strings from values.
+        """
         ...
 
 
@@ -111,29 +123,35 @@ class PolicyLanguage:
     """Tokens that end a turn."""
     sees_images: bool = False
     """Whether images of a prompt reach the policy."""
+    no_tools: str = ""
+    """Why the policy cannot be offered tools; empty if it can."""
 
     @classmethod
-    def of_policy(cls, folder: Path, parser: str = "hermes", renderer: str = "auto") -> "PolicyLanguage":
-        """The language of a Hugging Face model folder. Raises `PolicyError` or, for an unknown name,
-        `ConfigError`.
+    def of_policy(cls, folder: Path, parser: str = AUTO, renderer: str = "auto") -> "PolicyLanguage":
+        """The language of a Hugging Face model folder. Raises `PolicyError`, also for a parser that does not
+        fit the folder, or `ConfigError` for an unknown name.
         """
         rendering: TemplateRenderer = load("renderer", renderer).from_folder(folder)
-        kind: Callable[..., Parser] = load("parser", parser)
+        choice = choose(rendering, parser, str(folder))
+        tag = getattr(choice.kind, "reasoning_tag", lambda: "<think>")()
+        in_reasoning = rendering.prompt_ends_with(tag)
 
-        def make(*, call_prefix: str, tools: bool) -> Parser:
-            return kind(
+        def make(*, call_prefix: str, tools: bool, offered: Sequence[ToolSpec] = ()) -> Parser:
+            parsed: Parser = choice.kind(
                 rendering.table,
                 call_prefix=call_prefix,
                 stop_token_ids=rendering.stop_token_ids,
-                in_reasoning=rendering.opens_reasoning,
+                in_reasoning=in_reasoning,
                 tools=tools,
+                offered=offered,
             )
+            return parsed
 
-        return cls(rendering, make, rendering.stop_token_ids)
+        return cls(rendering, make, rendering.stop_token_ids, no_tools=choice.no_tools)
 
-    def read(self, ids: TokenIds) -> Message:
-        """Sampled tokens as a message."""
-        parser = self.parser(call_prefix="call_", tools=True)
+    def read(self, ids: TokenIds, offered: Sequence[ToolSpec] = ()) -> Message:
+        """Sampled tokens as a message. `offered` are the tools that the policy could call."""
+        parser = self.parser(call_prefix="call_", tools=True, offered=offered)
         parser.feed(ids)
         return parser.finish()
 
@@ -143,12 +161,30 @@ class PolicyLanguage:
         Raises `UpstreamError` for a message that would be read back as another one.
         """
         ids = self.renderer.write(answer)
-        if ids is None or (isinstance(answer, Message) and not _says(self.read(ids), answer)):
+        if ids is None or (
+            isinstance(answer, Message) and not _says(self.read(ids, _called(answer)), answer)
+        ):
             raise UpstreamError(
                 "The answer cannot be written in the policy's language: its chat template leaves out a part "
                 "of it, or its text would be read as markup. Give it as text or as token ids of the policy."
             )
         return tuple(ids)
+
+
+def _called(answer: Message) -> list[ToolSpec]:
+    """Tools whose schemas say of which type the arguments of an answer's calls are."""
+    return [
+        ToolSpec(
+            call.name,
+            parameters={
+                "properties": {
+                    name: {"type": "string"} if isinstance(value, str) else {}
+                    for name, value in (call.parsed.items() if isinstance(call.parsed, dict) else ())
+                }
+            },
+        )
+        for call in answer.tool_calls
+    ]
 
 
 def _says(message: Message, other: Message) -> bool:

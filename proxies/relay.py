@@ -23,7 +23,7 @@ from harnessgym.traces.forest import Forest
 from proxies.answerer import Answerer
 from proxies.call import Call
 from proxies.call_runner import CallRunner, members_of
-from proxies.constraints import constrained, refuse_images
+from proxies.constraints import constrained, refuse_images, refuse_tools
 from proxies.continuation import Break, Prompt, continue_from
 from proxies.conversations import PolicyContext
 from proxies.dialect import (
@@ -206,7 +206,10 @@ class Relay:
     ) -> Prompt:
         policy_context = session.policy_context(policy.id)
         history = session.row.history
-        if not policy.language.sees_images and not self.workers.speaks(session.options.upstream):
+        speaks = self.workers.speaks(session.options.upstream)
+        if request.tools and request.tool_choice != "none" and not speaks:
+            refuse_tools(policy.language.no_tools)
+        if not policy.language.sees_images and not speaks:
             # The messages before a recorded answer were checked when their own request came.
             answered = policy_context.forest.attach(chain)
             refuse_images(request.messages[0 if answered is None else answered.matched :])

@@ -7,13 +7,12 @@ conversation as when it was recorded.
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sqlalchemy import Connection
 
 from harnessgym.errors import StoreError
-from harnessgym.message import Message
 from harnessgym.run_config.session import SessionOptions
 from harnessgym.store import TraceStore, calls, policies, rollouts, runs, sessions
 from harnessgym.store.calls import RecordedCall, Segment
@@ -26,7 +25,7 @@ from harnessgym.traces.forest import Forest
 from harnessgym.traces.replay import CallReplay, Playback, RecordedTurn, ReplayReport
 from proxies.dialect import ModelRequest, RequestProblem
 from proxies.dialects import load_dialect
-from proxies.language import PolicyLanguage
+from proxies.language import PolicyLanguage, ReadSampled
 from proxies.recorder import Recorder
 from proxies.relay import IncomingRequest, Relay, RelayLimits
 from proxies.served_policies import ServedPolicies, ServedPolicy
@@ -35,7 +34,6 @@ from proxies.session_restore import StoredRequests
 from proxies.upstreams.replay import ReplayUpstream, request_of
 from proxies.workers import REPLAY, WorkerTable
 
-Read = Callable[[TokenIds, str | None], Message]
 _TEMPORARY = "harnessgym-replay-"
 _AROUND = 48
 """Tokens on both sides of the first that differs, whose text is shown."""
@@ -44,7 +42,7 @@ _AROUND = 48
 class Recording:
     """One recorded session: its calls, their tokens, their requests."""
 
-    def __init__(self, store: TraceStore, row: SessionRow, read: Read) -> None:
+    def __init__(self, store: TraceStore, row: SessionRow, read: ReadSampled) -> None:
         self.row = row
         self.calls: list[RecordedCall] = store.read(lambda conn: calls.of_sessions(conn, [row.id]))
         self._segments: Mapping[str, Segment] = store.read(lambda conn: calls.segments_of(conn, [row.id]))
@@ -81,7 +79,7 @@ class Recording:
         )
 
 
-def playback_of(store: TraceStore, name: str, read: Read) -> Playback:
+def playback_of(store: TraceStore, name: str, read: ReadSampled) -> Playback:
     """The record of a rollout, or of a session. Raises `StoreError` if there is none."""
     turns = []
     for recording in recordings_of(store, name, read):
@@ -95,7 +93,7 @@ def playback_of(store: TraceStore, name: str, read: Read) -> Playback:
     return Playback(turns)
 
 
-def recordings_of(store: TraceStore, name: str, read: Read) -> list[Recording]:
+def recordings_of(store: TraceStore, name: str, read: ReadSampled) -> list[Recording]:
     """The sessions of a rollout, or one session. Raises `StoreError` if there are none."""
     session_ids = store.read(lambda conn: sessions.of_rollout(conn, name)) or [name]
     rows = store.read(lambda conn: [sessions.get(conn, session_id) for session_id in session_ids])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from harnessgym.message import Message
+from harnessgym.message import Message, ToolSpec
 from harnessgym.tokens import TokenIds
 from proxies.language import PolicyLanguage
 from proxies.raw_prompt import RawPrompts
@@ -52,6 +52,6 @@ class ServedPolicies:
         """The policy with an id; the first for an unknown id."""
         return self._by_id.get(policy_id, self.first)
 
-    def read(self, ids: TokenIds, policy_id: str | None) -> Message:
-        """Tokens that a policy sampled, as a message."""
-        return self.by_id(policy_id).language.read(ids)
+    def read(self, ids: TokenIds, policy_id: str | None, offered: Sequence[ToolSpec] = ()) -> Message:
+        """Tokens that a policy sampled, as a message. `offered` are the tools that it could call."""
+        return self.by_id(policy_id).language.read(ids, offered)

@@ -23,13 +23,13 @@ from harnessgym.store.calls import CallStatus, RecordedCall, Segment
 from harnessgym.store.events import EventRow
 from harnessgym.store.sessions import SessionRow, hash_key
 from harnessgym.store.trace_store import TraceStore
-from harnessgym.tokens import TokenIds
 from harnessgym.traces.forest import Forest
 from harnessgym.traces.orchestration.rows import OrchestrationRows
 from harnessgym.traces.orchestration.tracker import SessionOrchestration
 from proxies.call import Call
 from proxies.conversations import PolicyContext
 from proxies.dialect import ModelRequest, Problem
+from proxies.language import ReadSampled
 from proxies.lineage import Lineages
 from proxies.orchestration import ContractWatch, OrchestrationTracker
 from proxies.previous import not_found, response_id
@@ -39,7 +39,6 @@ from proxies.session_restore import latest_requests
 
 OWN_FAULT = frozenset({"malformed", "unsupported", "too_large", "too_slow", "overflow"})
 """Problems of a request that count against its session's budget."""
-ReadAnswer = Callable[[TokenIds, str | None], Message]
 """Reads sampled tokens, given the policy that sampled them, as a message."""
 _REFUSALS = 256
 """How many requests of a session may be refused; as many as it has turns, if these are more."""
@@ -110,7 +109,7 @@ class Session:
         recorded: Sequence[RecordedCall],
         agents: Sequence[AgentRow],
         stored_events: Sequence[EventRow],
-        read: ReadAnswer,
+        read: ReadSampled,
         asked: Mapping[str, ModelRequest],
     ) -> "Session":
         """Restore a session from its stored rows. `stored_events` has its rollout's events, `asked` the
@@ -121,6 +120,8 @@ class Session:
         session = cls.of(row)
         session.policy_contexts = _policy_contexts(row.id, segments, recorded)
         by_id = {agent.id: agent for agent in agents}
+        # Not every request is read again, and a session's tools rarely change.
+        offered = tuple({tool.name: tool for request in asked.values() for tool in request.tools}.values())
         answers = dict[str, Message]()
         for call in recorded:
             policy_context = session.policy_context(call.policy_id)
@@ -143,7 +144,7 @@ class Session:
             if call.completion_segment is not None and call.answer_digest is not None:
                 session.completions[call.id] = call.completion_segment, call.policy_id
                 answer = answers[call.id] = read(
-                    policy_context.forest.segments[call.completion_segment].ids, call.policy_id
+                    policy_context.forest.segments[call.completion_segment].ids, call.policy_id, offered
                 )
                 policy_context.forest.add_replays(call.chain_digest, answer, call.answer_digest)
                 session.lineages.end(call.id, answer)
@@ -300,7 +301,7 @@ class Session:
 class SessionTable:
     """Open sessions by key and by id."""
 
-    def __init__(self, store: TraceStore, read: ReadAnswer) -> None:
+    def __init__(self, store: TraceStore, read: ReadSampled) -> None:
         self._store = store
         self._read = read
         self._by_id: dict[str, Session] = {}
@@ -351,8 +352,9 @@ class SessionTable:
         if sampled is None or body is None:
             raise not_found(response_id(call_id))
         segment, policy_id = sampled
-        return parse(body), self._read(
-            session.policy_context(policy_id).forest.segments[segment].ids, policy_id
+        request = parse(body)
+        return request, self._read(
+            session.policy_context(policy_id).forest.segments[segment].ids, policy_id, request.tools
         )
 
     def open(self) -> list[Session]:

@@ -3,19 +3,19 @@
 With them, a break is diagnosed after a restart of the proxy exactly as before it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harnessgym.message import Message
+from harnessgym.message import Message, ToolSpec
 from harnessgym.run_config.session import SessionOptions
 from harnessgym.store import bodies
 from harnessgym.store.calls import RecordedCall, Segment
 from harnessgym.store.trace_store import TraceStore
-from harnessgym.tokens import TokenIds
 from proxies.constraints import constrained
 from proxies.conversations import latest
 from proxies.dialect import ModelRequest, RequestProblem
 from proxies.dialects import DIALECTS, load_dialect
+from proxies.language import ReadSampled
 from proxies.previous import joined, not_found, response_id
 
 
@@ -27,7 +27,7 @@ class StoredRequests:
     calls: Mapping[str, RecordedCall]
     """By id."""
     segments: Mapping[str, Segment]
-    read: Callable[[TokenIds, str | None], Message]
+    read: ReadSampled
     options: SessionOptions
 
     def request(self, call_id: str) -> ModelRequest:
@@ -37,8 +37,8 @@ class StoredRequests:
         later = [self._sent(call_id)]
         answers = list[Message]()
         while (previous := later[-1].previous) is not None:
-            answers.append(self._answer(previous))
             later.append(self._sent(previous))
+            answers.append(self._answer(previous, later[-1].tools))
         known = later.pop()
         while later:
             known = joined(known, answers.pop(), later.pop())
@@ -58,18 +58,18 @@ class StoredRequests:
             return request
         return request.fill({earlier: self._answer(earlier) for earlier in request.refers_to})
 
-    def _answer(self, call_id: str) -> Message:
+    def _answer(self, call_id: str, offered: Sequence[ToolSpec] = ()) -> Message:
         call = self.calls.get(call_id)
         if call is None or call.completion_segment is None:
             raise not_found(response_id(call_id))
-        return self.read(self.segments[call.completion_segment].ids, call.policy_id)
+        return self.read(self.segments[call.completion_segment].ids, call.policy_id, offered)
 
 
 def latest_requests(
     store: TraceStore,
     recorded: Sequence[RecordedCall],
     segments: Mapping[str, Segment],
-    read: Callable[[TokenIds, str | None], Message],
+    read: ReadSampled,
     options: SessionOptions,
 ) -> dict[str, ModelRequest]:
     """The request of the last call of each of a session's latest branches, by call id. Requests that cannot

@@ -63,6 +63,26 @@ def spans(text: str) -> dict[str, str]:
     return out
 
 
+def elements(text: str) -> list[str]:
+    """The elements of a JSON array, each as the exact text that was written.
+
+    Raises `ValueError` when the text is no array.
+    """
+    text = text.strip(" \t\r\n")
+    if not isinstance(loads(text), list):
+        raise ValueError("not a JSON array")  # noqa: TRY004 - about text, not types
+    decoder = json.JSONDecoder()
+    out: list[str] = []
+    at = _skip(text, 1)
+    while text[at] != "]":
+        _, end = decoder.raw_decode(text, at)
+        out.append(text[at:end])
+        at = _skip(text, end)
+        if text[at] == ",":
+            at = _skip(text, at + 1)
+    return out
+
+
 def _members(text: str) -> Iterator[tuple[str, str]]:
     """(key, value text) of an object that is known to be valid."""
     decoder = json.JSONDecoder()

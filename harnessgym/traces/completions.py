@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from sqlalchemy import Connection
 
 from harnessgym.errors import ConfigError, HarnessGymError
-from harnessgym.message import Message, ToolCall
+from harnessgym.message import Message, ToolCall, ToolSpec
 from harnessgym.registry import load
 from harnessgym.store import policies, rollout_tokens
 from harnessgym.store.bodies import StoredBodies
@@ -43,7 +43,7 @@ class Languages:
     """Folder to use for a rollout's own policy instead of the one that the store names."""
     folders: Mapping[str, Path] = field(default_factory=dict)
     """Folders to use instead, by name of the policy."""
-    parser: str = "hermes"
+    parser: str = "auto"
     renderer: str = "auto"
     _known: dict[Path, Any] = field(default_factory=dict)
 
@@ -112,11 +112,19 @@ class CallCompletions:
         known = {policy_id: languages.of_rollout(conn, rollout, policy_id) for policy_id in {None, *called}}
         return cls(known, ids, StoredBodies.load(conn, rollout.id, "answer"))
 
-    def of_call(self, call: CallFacts, *, id_prefix: str, tools: bool, raw: bool) -> ReadAnswer:
+    def of_call(
+        self,
+        call: CallFacts,
+        *,
+        id_prefix: str,
+        tools: bool,
+        raw: bool,
+        offered: Sequence[ToolSpec] = (),
+    ) -> ReadAnswer:
         """Return a call's answer.
 
-        Ids of tool calls begin with `id_prefix`. Without `tools`, tool calls are not parsed. With `raw`, the
-        answer is plain text and nothing is parsed.
+        Ids of tool calls begin with `id_prefix`. Without `tools`, tool calls are not parsed; `offered` are
+        those of the request, if it is known. With `raw`, the answer is plain text and nothing is parsed.
         """
         ids = self._ids.get(call.completion_segment or "", ())
         body = self._told.of_call(call.id)
@@ -127,7 +135,12 @@ class CallCompletions:
             return ReadAnswer(missing=language if len(ids) else None)
         if not len(ids):
             return ReadAnswer() if body is None else ReadAnswer(_message_in(body), "body")
-        message = _raw(language, ids) if raw else _parsed(language, ids, id_prefix, tools=tools)
+        if raw:
+            message = _raw(language, ids)
+        else:
+            parser = language.parser(call_prefix=id_prefix, tools=tools, offered=offered)
+            parser.feed(list(map(int, ids)))
+            message = parser.finish()
         return ReadAnswer(
             replace(message, content=_before(call.sampling.get("stop", ()), message.content)), "tokens"
         )
@@ -136,13 +149,6 @@ class CallCompletions:
         """Decode tokens of a call's policy; None if its language is missing."""
         language = self._languages[call.policy_id]
         return None if isinstance(language, str) else _text(language, ids)
-
-
-def _parsed(language: Any, ids: IdArray | tuple[()], id_prefix: str, *, tools: bool) -> Message:
-    parser = language.parser(call_prefix=id_prefix, tools=tools)
-    parser.feed(list(map(int, ids)))
-    message: Message = parser.finish()
-    return message
 
 
 def _raw(language: Any, ids: IdArray | tuple[()]) -> Message:

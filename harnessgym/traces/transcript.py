@@ -218,7 +218,11 @@ class _Session:
         offered = bool(request.tools) and request.tool_choice != "none"
         raw = request.prompt if isinstance(request.prompt, str) else None
         answer = self.answers.of_call(
-            call, id_prefix=id_prefix, tools=offered, raw=request.prompt is not None
+            call,
+            id_prefix=id_prefix,
+            tools=offered,
+            raw=request.prompt is not None,
+            offered=request.tools,
         )
         missing = _missing_answer(answer.missing)
         messages = request.messages

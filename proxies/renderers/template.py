@@ -25,6 +25,7 @@ from proxies.detokenizer import TokenTable
 from proxies.dialect import Problem, RequestProblem
 from proxies.renderers.literals import Literals
 from proxies.renderers.long_texts import encode_text, tokenised
+from proxies.renderers.message_form import MessageForm
 
 
 class _Generation(Extension):
@@ -85,8 +86,8 @@ class _Setting:
 class TemplateRenderer:
     """One model folder's chat template and tokenizer.
 
-    `stop_token_ids` end an assistant turn. `opens_reasoning` is true if the generation prompt ends inside a
-    `<think>`. `bos` is the token that begins a raw text; None if the tokenizer adds none.
+    `stop_token_ids` end an assistant turn. `source` is the template. `bos` is the token that begins a raw
+    text; None if the tokenizer adds none.
     """
 
     def __init__(
@@ -109,15 +110,17 @@ class TemplateRenderer:
             self._template = template_environment(datetime.now(UTC)).from_string(template)
         except TemplateError as error:
             raise PolicyError(f"{where}: the chat template does not compile: {error}.") from error
+        self.source = template
+        self._form = MessageForm()
+        self._form = MessageForm.of(template, lambda messages: self._fill(list(messages), [], generate=False))
         self._known_settings: dict[tuple[_Setting, str], tuple[str, str]] = {}
         self._proofs: dict[tuple[object, ...], bool | None] = {}
-        self._turn_ends = {calls: self._turn_end(calls) for calls in (0, 1)}
+        self._turn_ends = self._find_turn_ends()
         known = [token for token in self._turn_ends.values() if token is not None]
         self._end_texts = {token: self.decode([token]) for token in known}
         eos = tokenizer.token_to_id(self.tokens.get("eos_token", ""))
         self.stop_token_ids: tuple[int, ...] = tuple(sorted({*known, *([] if eos is None else [eos])}))
-        prompt = self._smallest_prompt()
-        self.opens_reasoning = prompt.rstrip().endswith("<think>")
+        prompt = self._prompt = self._smallest_prompt()
         self._literals = Literals(tokenizer, prompt + "".join(self.tokens.values()))
         bos = tokenizer.token_to_id(self.tokens.get("bos_token", ""))
         self.bos: int | None = bos if tokenizer.encode("", add_special_tokens=True).ids[:1] == [bos] else None
@@ -212,6 +215,28 @@ class TemplateRenderer:
             return None
         return list(self._literals.encode(turn_text + end))
 
+    @property
+    def opens_reasoning(self) -> bool:
+        """Whether the generation prompt ends inside a `<think>`."""
+        return self.prompt_ends_with("<think>")
+
+    def prompt_ends_with(self, tag: str) -> bool:
+        """Whether the generation prompt ends with a tag, but for whitespace."""
+        return self._prompt.rstrip().endswith(tag)
+
+    def written_turn(self, answer: Message) -> list[int] | None:
+        """The tokens that the template writes for an assistant turn in a conversation, behind what it has in
+        common with the generation prompt. None if the template refuses the turn.
+        """
+        before = [Message("user", "a")]
+        try:
+            prompt = self.encode(self.text(before))
+            whole = self.encode(self.text([*before, answer], generate=False))
+        except (TemplateError, TypeError, ValueError):
+            return None
+        differs = (at for at, (one, other) in enumerate(zip(prompt, whole, strict=False)) if one != other)
+        return whole[next(differs, len(prompt)) :]
+
     def text(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, generate: bool = True
     ) -> str:
@@ -259,7 +284,7 @@ class TemplateRenderer:
     def _fill(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generate: bool) -> str:
         return self._template.render(
             **self.tokens,
-            messages=messages,
+            messages=self._form.apply(messages),
             tools=tools or None,
             documents=None,
             add_generation_prompt=generate,
@@ -271,16 +296,26 @@ class TemplateRenderer:
         except (TemplateError, TypeError, ValueError):
             return ""
 
-    def _turn_end(self, calls: int) -> int | None:
-        """The special token that ends an assistant turn with `calls` tool calls; None if there is none."""
-        setting = _Setting((Message("user", "a"),), _answer("", _calls(["a0"] * calls)))
+    def _find_turn_ends(self) -> dict[int, int | None]:
+        """The special tokens that end an assistant turn without calls and with one; None if there is none."""
+        plain = self._special_after(())
+        calling = self._special_after(_calls(["a0"]))
+        # Tags of calls may be special tokens too, so the end is the last one, but for what follows the end of
+        # every turn.
+        after = plain[1:]
+        if after and calling[-len(after) :] == after:
+            calling = calling[: -len(after)]
+        return {0: plain[0] if plain else None, 1: calling[-1] if calling else None}
+
+    def _special_after(self, calls: tuple[ToolCall, ...]) -> list[int]:
+        """The special tokens that the template writes after the content of a turn."""
         try:
-            tail = self.text([*setting.before, setting.turn], generate=False).rpartition(_MARK)[2]
+            text = self.text([Message("user", "a"), _answer("", calls)], generate=False)
         except (TemplateError, TypeError, ValueError):
-            return None
+            return []
         added = self.tokenizer.get_added_tokens_decoder()
-        ends = [token for token in self.encode(tail) if token in added and added[token].special]
-        return ends[0] if ends else None
+        tail = self.encode(text.rpartition(_MARK)[2])
+        return [token for token in tail if token in added and added[token].special]
 
     def _prove(self, new: Sequence[Message], tools: Sequence[ToolSpec], answered: int) -> bool | None:
         """Whether the suffix depends on the tools; None if it depends on the earlier conversation."""
@@ -325,7 +360,8 @@ class TemplateRenderer:
             return None
         if not ended.startswith(before) or not full.startswith(before):
             return None
-        tail, suffix = (text.partition(_MARK)[2].partition(end)[2] for text in (ended, full))
+        # A template may leave out what is said beside calls.
+        tail, suffix = (text[len(before) :].rpartition(_MARK)[2].partition(end)[2] for text in (ended, full))
         return suffix if suffix.startswith(tail) and suffix else None
 
 

@@ -1,0 +1,125 @@
+"""How a chat template takes messages, where templates differ.
+
+Most take the arguments of a call as an object, any id, and reasoning as `reasoning_content`. Others add up
+arguments as text (DeepSeek), refuse ids that are not nine letters and digits (Mistral), write ids that must
+have the function's name (Kimi), or read `thinking` (gpt-oss). What a template takes is found by trying.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import product
+from typing import Any
+
+from jinja2 import TemplateError
+
+_THINKING = re.compile(r"""\.thinking\b|\[['"]thinking['"]\]|get\(['"]thinking['"]""")
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+_ARGUMENTS = {"key": "text", "other": [1, True]}
+_ID, _NAME = "call_0123456789abcdef_0", "hgfunction7c1e"
+_TRIED = (
+    {"role": "user", "content": "a"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "id": _ID,
+                "type": "function",
+                "function": {"name": _NAME, "arguments": _ARGUMENTS},
+            }
+        ],
+    },
+    {"role": "tool", "content": "b", "tool_call_id": _ID},
+)
+
+Messages = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageForm:
+    """The form of messages that a template takes."""
+
+    text_arguments: bool = False
+    """Arguments of calls are JSON text."""
+    short_ids: bool = False
+    """Ids of calls are nine letters and digits, made from the real ones."""
+    named_ids: bool = False
+    """Ids of calls are `functions.NAME:INDEX`, counted through the conversation."""
+    thinking: bool = False
+    """Reasoning is in `thinking`."""
+    either: bool = False
+    """A message with calls has content or reasoning. Of both, the reasoning is left out."""
+
+    @classmethod
+    def of(cls, source: str, render: Callable[[Messages], str]) -> "MessageForm":
+        """The form that a template takes. `render` fills it."""
+        thinking = "reasoning_content" not in source and _THINKING.search(source) is not None
+        for count, text_arguments, short_ids in product((3, 2), (False, True), (False, True)):
+            form = cls(text_arguments, short_ids, thinking=thinking)
+            try:
+                text = render(form.apply(_TRIED[:count]))
+            except (TemplateError, TypeError, ValueError):
+                continue
+            # A template may also write an object as Python does, which no policy was trained to.
+            if str(_ARGUMENTS) not in text:
+                either = thinking and not _takes_both(form, render)
+                return replace(form, named_ids=_ID in text and _NAME not in text, either=either)
+        return cls(thinking=thinking)
+
+    def apply(self, messages: Messages) -> list[dict[str, Any]]:
+        """The messages in this form."""
+        if self == _USUAL:
+            return list(messages)
+        calls = [call for message in messages for call in message.get("tool_calls") or ()]
+        ids = {
+            call["id"]: f"functions.{call['function']['name']}:{index}"
+            if self.named_ids
+            else _short(call["id"])
+            for index, call in enumerate(calls)
+            if self.named_ids or self.short_ids
+        }
+        return [self._applied(message, ids) for message in messages]
+
+    def _applied(self, message: dict[str, Any], ids: Mapping[str, str]) -> dict[str, Any]:
+        out = dict(message)
+        calls = message.get("tool_calls")
+        if self.thinking and "reasoning_content" in out:
+            reasoning = out.pop("reasoning_content")
+            if not (self.either and calls and message.get("content")):
+                out["thinking"] = reasoning
+        if calls:
+            out["tool_calls"] = [self._call(call, ids) for call in calls]
+        if "tool_call_id" in out:
+            result_id = out["tool_call_id"]
+            out["tool_call_id"] = ids.get(result_id, _short(result_id) if self.short_ids else result_id)
+        return out
+
+    def _call(self, call: dict[str, Any], ids: Mapping[str, str]) -> dict[str, Any]:
+        out = {**call, "id": ids.get(call["id"], call["id"])}
+        arguments = call["function"]["arguments"]
+        if self.text_arguments and not isinstance(arguments, str):
+            text = json.dumps(arguments, ensure_ascii=False)
+            out["function"] = {**call["function"], "arguments": text}
+        return out
+
+
+_USUAL = MessageForm()
+
+
+def _takes_both(form: MessageForm, render: Callable[[Messages], str]) -> bool:
+    asked, called = _TRIED[:2]
+    try:
+        render(form.apply([asked, {**called, "content": "b", "reasoning_content": "c"}]))
+    except (TemplateError, TypeError, ValueError):
+        return False
+    return True
+
+
+def _short(call_id: str) -> str:
+    """An id of nine letters and digits, the same for equal ids."""
+    if _SHORT_ID.fullmatch(call_id):
+        return call_id
+    return blake2b(call_id.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()[:9]
