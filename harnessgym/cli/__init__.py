@@ -23,6 +23,7 @@ def app() -> typer.Typer:
         cluster,
         doctor,
         evaluate,
+        first_run,
         images,
         install,
         names,
@@ -47,6 +48,7 @@ def app() -> typer.Typer:
         add_completion=False,
     )
     for module in (
+        first_run,
         train,
         train_offline,
         watch,

@@ -5,6 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harnessgym.cli.first_run import (
+    EngineOption,
+    GpusOption,
+    HarnessOption,
+    ModelOption,
+    TasksOption,
+    written,
+)
 from harnessgym.cli.service import OVERRIDES, ShowOption, show_settings
 
 if TYPE_CHECKING:
@@ -30,6 +38,9 @@ lists them all.
 Example: `harnessgym train examples/quickstart.toml --folder runs/small --trainer.steps 3 --evaluation.tasks
 0`
 
+Without a file: `harnessgym train --model environments/lookup/policy --tasks lookup --harness
+"python examples/lookup_openai.py"` makes one, prints it and runs it.
+
 A finished run of 6 steps goes on to 8: `harnessgym train run.toml --folder runs/mine --trainer.steps 8
 --extend`
 
@@ -54,12 +65,22 @@ def register(root: typer.Typer) -> None:
         ] = False,
         extend: ExtendOption = False,
         show: ShowOption = False,
+        model: ModelOption = None,
+        tasks: TasksOption = None,
+        harness: HarnessOption = None,
+        gpus: GpusOption = 0,
+        engine: EngineOption = "",
     ) -> None:
         """Run a training run on this machine: proxy, engines, node and trainer, supervised, with a live
         dashboard.
 
         Interrupted or killed, the same command goes on where the run stood.
         """
+        if model is not None:
+            if config is not None:
+                raise typer.BadParameter("give a run's TOML file, or --model with --tasks and --harness")
+            config = written(model, tasks, harness, gpus, engine, folder)
+            folder = folder or config.with_suffix("")
         summary = run_file(context, config, folder, show=show, extend=extend)
         if summary is not None and require_gain and not _gained(summary):
             typer.echo("The 95 % interval of the gain does not lie above 0: nothing was learnt.", err=True)

@@ -38,6 +38,7 @@ go. The database may move too, because the run is found in it by its id."""
 NOTHING_TO_EXTEND = "--extend: {} holds no run to lengthen. Leave --extend out to start one."
 _UPDATE_SETTINGS = "trainers.update_settings:settings_of"
 _PPO_SETTINGS = "trainers.ppo_settings:ppo_settings_of"
+_CAPACITY_CHECK = "trainers.policies.capacity:check_capacity"
 _MODEL_CHECK = "trainers.policies.model_folder:check_model"
 _ADVANTAGE_SETTINGS = "trainers.advantages.estimator:checked_settings"
 
@@ -71,6 +72,7 @@ def prepare(
         prefix = "policy." if policy is config.policy else f"policy {policy.name!r}: "
         embedded = policy.name in config.engine_policies
         load("settings", _MODEL_CHECK)(policy, prefix, embedded=embedded)
+    load("settings", _CAPACITY_CHECK)(config, folder.root)
     if not folder.config_path.exists():
         if extend:
             raise ConfigError(NOTHING_TO_EXTEND.format(folder.root))

@@ -1,9 +1,13 @@
-"""Checks a policy's model folder before a run starts. Without torch and transformers, which take seconds to
-import.
+"""Reads and checks a policy's model folder before a run starts. Without torch and transformers, which take
+seconds to import.
 """
 
 import json
+import math
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +77,11 @@ def check_model(policy: PolicySection, prefix: str, *, embedded: bool) -> None:
     reason = why_not_native(raw, str(folder / "config.json"))
     if reason and policy.implementation == "native":
         raise ConfigError(f'{prefix}implementation = "native": {reason} Leave it out, or set "transformers".')
+    if (reason or policy.implementation == "transformers") and find_spec("transformers") is None:
+        raise ConfigError(
+            f"{prefix}path: transformers computes this model, and it is not installed: pip install "
+            "'harnessgym-rl[models]'."
+        )
     if reason and embedded:
         raise ConfigError(
             f"{prefix}path: {reason} The run's own engines compute Qwen3 and Llama only: serve it with "
@@ -88,3 +97,58 @@ def _has_template(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(tokenizer, Mapping) and bool(tokenizer.get("chat_template"))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a model folder says of its model."""
+
+    parameters: int
+    """Number of weights in its files."""
+    dtype: str
+    """Type of most weights, as safetensors names it: `BF16`, `F32`."""
+    context: int
+    """Most tokens of prompt and answer together; 0 if it states none."""
+    layers: int
+    cached: int
+    """Numbers per token and layer that an engine caches: keys and values of all heads."""
+    vocabulary: int
+    native: bool
+    """Whether the native policy and the run's own engines compute it."""
+
+
+def facts_of(folder: Path) -> ModelFacts:
+    """Reads a folder's configuration and the headers of its weights. Raises `PolicyError`."""
+    raw = read_config(folder)
+    text = raw.get("text_config") or raw
+    sizes: Counter[str] = Counter()
+    for path in sorted(folder.glob("*.safetensors")):
+        for entry in _header(path).values():
+            sizes[entry["dtype"]] += math.prod(entry["shape"])
+    if not sizes:
+        raise PolicyError(f"{folder} has no weights in safetensors files. Convert them with transformers.")
+    heads = int(text.get("num_attention_heads") or 1)
+    head_dim = int(text.get("head_dim") or int(text.get("hidden_size") or 0) // heads)
+    return ModelFacts(
+        parameters=sizes.total(),
+        dtype=max(sizes, key=lambda name: sizes[name]),
+        context=int(text.get("max_position_embeddings") or 0),
+        layers=int(text.get("num_hidden_layers") or 0),
+        cached=2 * int(text.get("num_key_value_heads") or heads) * head_dim,
+        vocabulary=int(text.get("vocab_size") or 0),
+        native=not why_not_native(raw),
+    )
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """The tensors that a safetensors file describes at its beginning."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if not 0 < size <= path.stat().st_size:
+                raise ValueError("its header is longer than the file")
+            header: dict[str, Any] = json.loads(file.read(size))
+    except (OSError, ValueError) as error:
+        raise PolicyError(f"{path} cannot be read: {error}. Restore the file.") from error
+    header.pop("__metadata__", None)
+    return header

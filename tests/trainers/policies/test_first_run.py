@@ -1,0 +1,76 @@
+"""A run file that is made of a model, tasks and a harness is one that runs, or an error says why not."""
+
+import dataclasses
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from harnessgym.config import validate
+from harnessgym.errors import ConfigError
+from harnessgym.run_config.run import RunConfig
+from tests.trainers.policies.families import tiny_model
+from trainers.policies import first_run as module
+from trainers.policies.first_run import FirstRun
+from trainers.policies.model_folder import facts_of
+
+SHIPPED = "environments/lookup/policy"
+URL = "http://127.0.0.1:8000"
+
+
+def config_of(run):
+    name, text = run.run_file()
+    config = validate(RunConfig, tomllib.loads(text), "test")
+    assert config.name == name
+    return config
+
+
+def test_a_small_native_model_is_served_by_the_run_itself():
+    config = config_of(FirstRun(SHIPPED, "lookup", "python examples/lookup_openai.py"))
+    assert (config.name, config.engine.workers) == ("policy-lookup", 2)
+    assert config.harnesses[0].type == "command"
+    assert config.harnesses[0].settings["argv"] == ["python", "examples/lookup_openai.py"]
+    assert config.trainer.update["lr"] == 4e-4
+
+
+def test_any_other_model_needs_an_engine(tmp_path):
+    tiny_model("qwen2").save_pretrained(tmp_path / "my model")
+    model = str(tmp_path / "my model")
+    with pytest.raises(ConfigError, match="--engine"):
+        FirstRun(model, "swe", "codex").run_file()
+    config = config_of(FirstRun(model, "swe", "codex", engine=URL))
+    assert (config.name, config.policy.path) == ("my-model-swe", model)
+    assert config.engine.workers == 0
+    assert config.engine.outside[0].url == URL
+    assert config.harnesses[0].type == "codex"
+
+
+def of_size(monkeypatch, parameters):
+    facts = dataclasses.replace(facts_of(Path(SHIPPED)), parameters=parameters, dtype="BF16", context=40_960)
+    monkeypatch.setattr(module, "facts_of", lambda _: facts)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "gpus", "adapters"),
+    [(600_000_000, 1, False), (4_000_000_000, 1, True), (4_000_000_000, 8, False), (30_000_000_000, 8, True)],
+)
+def test_adapters_are_trained_where_whole_weights_do_not_fit(monkeypatch, parameters, gpus, adapters):
+    of_size(monkeypatch, parameters)
+    trainer = config_of(FirstRun(SHIPPED, "swe", "codex", gpus=gpus, engine=URL)).trainer
+    assert trainer.lora.on == adapters
+    assert (trainer.device, trainer.processes, trainer.dtype) == ("cuda", gpus, "bfloat16")
+    assert trainer.gradient_checkpointing
+    assert trainer.publish.dtype == "bfloat16"
+    assert trainer.update["lr"] == (2e-5 if adapters else 1e-6)
+
+
+@pytest.mark.parametrize("model", ["nowhere", "environments/lookup", "Some/Model"])
+def test_a_model_that_is_not_in_reach_is_one_error(model, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ConfigError, match=r"^--model: "):
+        FirstRun(model, "swe", "codex").run_file()
+
+
+def test_a_harness_without_a_name_is_refused():
+    with pytest.raises(ConfigError, match="mini_swe_agent"):
+        FirstRun(SHIPPED, "swe", " ").run_file()

@@ -1,0 +1,143 @@
+"""What a run needs of memory and disk at least, before it starts.
+
+Only what is certain counts: weights, gradients, optimizer states, copies for checkpoints, key-value caches,
+versions on disk. Activations and harnesses come on top. So a run that is refused cannot fit.
+"""
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from harnessgym.errors import ConfigError, PolicyError
+from harnessgym.run_config.run import RunConfig
+from trainers.policies.model_folder import ModelFacts, facts_of
+
+_F32 = 4
+_DEFAULT_KEPT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes by what they are for."""
+
+    parts: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self.parts.values())
+
+    def text(self) -> str:
+        """For a message: the total, and the largest parts."""
+        listed = ", ".join(
+            f"{name} {_size(part)}"
+            for name, part in sorted(self.parts.items(), key=lambda item: -item[1])
+            if part
+        )
+        return f"{_size(self.total)} ({listed})"
+
+
+def trainer_need(config: RunConfig, facts: ModelFacts) -> Need:
+    """Memory of the trainer's device or devices together."""
+    weights = _F32 * facts.parameters
+    if config.trainer.lora.on:
+        return Need({"weights": weights})
+    critic = config.trainer.algorithm == "ppo"
+    return Need(
+        {
+            "weights": weights,
+            "gradients": weights,
+            "optimizer": 2 * weights,
+            "critic": 4 * weights * critic,
+        }
+    )
+
+
+def copies_need(config: RunConfig, facts: ModelFacts) -> Need:
+    """Main memory of what a checkpoint is written from, beside the trainer's own."""
+    weights = _F32 * facts.parameters
+    optimizer = 0 if config.trainer.lora.on else 2 * weights
+    return Need({"copies for checkpoints": weights + optimizer * (config.trainer.checkpoints == "lazy")})
+
+
+def engine_need(config: RunConfig, facts: ModelFacts) -> Need:
+    """Main memory of the run's own engines together."""
+    workers = config.engine.workers
+    cache = facts.layers * facts.cached * config.engine.max_batch * config.engine.max_length * _F32
+    return Need({"engines' weights": workers * _F32 * facts.parameters, "engines' caches": workers * cache})
+
+
+def disk_need(config: RunConfig, facts: ModelFacts) -> Need:
+    """Disk of the newest versions and of the checkpoint, while the next one is written."""
+    publish = config.trainer.publish
+    each = _F32 if publish.dtype in (None, "float32") else 2
+    full = 2 if publish.kind == "delta" else min(publish.keep or _DEFAULT_KEPT, config.trainer.steps + 1)
+    state = 0 if config.trainer.lora.on else 3 * _F32 * facts.parameters
+    return Need({"versions": full * each * facts.parameters, "checkpoints": 2 * state})
+
+
+def check_capacity(config: RunConfig, root: Path) -> None:
+    """Raises `ConfigError` if a run's first policy cannot fit into this machine's memory or the disk of its
+    folder `root`.
+    """
+    try:
+        facts = facts_of(Path(config.policy.path))
+    except PolicyError:
+        return  # weights in another format, whose size is not known
+    trainer, copies, engines = (need(config, facts) for need in (trainer_need, copies_need, engine_need))
+    main = Need(
+        {**(trainer.parts if config.trainer.device == "cpu" else {}), **copies.parts, **engines.parts}
+    )
+    memory = psutil.virtual_memory().total
+    if main.total > memory:
+        raise ConfigError(
+            f"policy.path: a run of {_count(facts.parameters)} weights needs at least {main.text()} of main "
+            f"memory, and this machine has {_size(memory)}: {_remedy(config)}."
+        )
+    if config.trainer.device == "cuda" and (devices := _gpu_memory()):
+        held = sum(devices[: config.trainer.processes])
+        if trainer.total > held:
+            raise ConfigError(
+                f"policy.path: training {_count(facts.parameters)} weights needs at least {trainer.text()} "
+                f"of GPU memory, and {config.trainer.processes} GPUs have {_size(held)}: {_remedy(config)}, "
+                "or raise trainer.processes."
+            )
+    disk = disk_need(config, facts)
+    free = shutil.disk_usage(_existing(root)).free
+    if disk.total > free:
+        raise ConfigError(
+            f"The run's folder needs at least {disk.text()}, and {root} has {_size(free)} free: choose "
+            'another --folder, or set trainer.publish.dtype = "bfloat16" or a smaller trainer.publish.keep.'
+        )
+
+
+def _remedy(config: RunConfig) -> str:
+    if config.trainer.lora.on:
+        return "take a smaller model"
+    return "take a smaller model, or train adapters (trainer.lora.rank = 32)"
+
+
+def _gpu_memory() -> list[int]:
+    """Bytes of each GPU, as its driver says; none if there is no driver."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=10)
+        return [int(line) << 20 for line in done.stdout.split()]
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return []
+
+
+def _existing(path: Path) -> Path:
+    return next(each for each in (path, *path.resolve().parents) if each.exists())
+
+
+def _size(amount: int) -> str:
+    return f"{amount / 1e9:.1f} GB" if amount >= 1e8 else f"{amount / 1e6:.1f} MB"
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.1f} billion" if parameters >= 1e9 else f"{parameters / 1e6:.1f} million"
