@@ -77,6 +77,10 @@ def register(root: typer.Typer) -> None:
         Interrupted or killed, the same command goes on where the run stood.
         """
         if model is not None:
+            # Without a file, the first word of the overrides is taken for it.
+            if config is not None and str(config).startswith("--"):
+                context.args.insert(0, str(config))
+                config = None
             if config is not None:
                 raise typer.BadParameter("give a run's TOML file, or --model with --tasks and --harness")
             config = written(model, tasks, harness, gpus, engine, folder)

@@ -1,6 +1,8 @@
 """A run file that is made of a model, tasks and a harness is one that runs, or an error says why not."""
 
 import dataclasses
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -74,3 +76,41 @@ def test_a_model_that_is_not_in_reach_is_one_error(model, monkeypatch):
 def test_a_harness_without_a_name_is_refused():
     with pytest.raises(ConfigError, match="mini_swe_agent"):
         FirstRun(SHIPPED, "swe", " ").run_file()
+
+
+def test_one_command_makes_the_file_and_runs_it(tmp_path):
+    command = [
+        "train", "--model", SHIPPED, "--tasks", "lookup", "--harness", "python examples/lookup_openai.py",
+        "--folder", str(tmp_path / "run"), "--trainer.steps", "1", "--trainer.groups_per_step", "1",
+        "--evaluation.tasks", "0", "--sandbox.backend", "process",
+    ]  # fmt: skip
+    said = subprocess.run(
+        [sys.executable, "-m", "harnessgym", *command],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout
+    assert (tmp_path / "run.toml").read_text() in said
+    assert "done: 1/1 steps" in said
+    assert validate(RunConfig, tomllib.loads((tmp_path / "run.toml").read_text()), "test").trainer.steps == 24
+    (tmp_path / "run.toml").write_text("changed = true\n")
+    other = subprocess.run(
+        [sys.executable, "-m", "harnessgym", *command],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert other.returncode == 2
+    assert "is another file" in other.stderr
+
+
+def test_init_asks_for_what_is_not_given(tmp_path):
+    answers = f"{SHIPPED}\nlookup\npython examples/lookup_openai.py\n"
+    file = tmp_path / "run.toml"
+    command = [sys.executable, "-m", "harnessgym", "init", str(file)]
+    done = subprocess.run(command, input=answers, stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+    assert file.read_text() in done.stdout
+    again = subprocess.run(command, input=answers, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (again.returncode, "exists already" in again.stderr) == (2, True)
