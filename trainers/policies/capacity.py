@@ -21,7 +21,7 @@ _DEFAULT_KEPT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class CapacityNeed:
     """Bytes by what they are for."""
 
     parts: Mapping[str, int]
@@ -41,13 +41,13 @@ class Need:
         return f"{_size(self.total)} ({listed})"
 
 
-def trainer_need(config: RunConfig, facts: ModelFacts) -> Need:
+def trainer_need(config: RunConfig, facts: ModelFacts) -> CapacityNeed:
     """Memory of the trainer's device or devices together."""
     weights = _F32 * facts.parameters
     if config.trainer.lora.on:
-        return Need({"weights": weights})
+        return CapacityNeed({"weights": weights})
     critic = config.trainer.algorithm == "ppo"
-    return Need(
+    return CapacityNeed(
         {
             "weights": weights,
             "gradients": weights,
@@ -57,27 +57,31 @@ def trainer_need(config: RunConfig, facts: ModelFacts) -> Need:
     )
 
 
-def copies_need(config: RunConfig, facts: ModelFacts) -> Need:
+def copies_need(config: RunConfig, facts: ModelFacts) -> CapacityNeed:
     """Main memory of what a checkpoint is written from, beside the trainer's own."""
     weights = _F32 * facts.parameters
     optimizer = 0 if config.trainer.lora.on else 2 * weights
-    return Need({"copies for checkpoints": weights + optimizer * (config.trainer.checkpoints == "lazy")})
+    return CapacityNeed(
+        {"copies for checkpoints": weights + optimizer * (config.trainer.checkpoints == "lazy")}
+    )
 
 
-def engine_need(config: RunConfig, facts: ModelFacts) -> Need:
+def engine_need(config: RunConfig, facts: ModelFacts) -> CapacityNeed:
     """Main memory of the run's own engines together."""
     workers = config.engine.workers
     cache = facts.layers * facts.cached * config.engine.max_batch * config.engine.max_length * _F32
-    return Need({"engines' weights": workers * _F32 * facts.parameters, "engines' caches": workers * cache})
+    return CapacityNeed(
+        {"engines' weights": workers * _F32 * facts.parameters, "engines' caches": workers * cache}
+    )
 
 
-def disk_need(config: RunConfig, facts: ModelFacts) -> Need:
+def disk_need(config: RunConfig, facts: ModelFacts) -> CapacityNeed:
     """Disk of the newest versions and of the checkpoint, while the next one is written."""
     publish = config.trainer.publish
     each = _F32 if publish.dtype in (None, "float32") else 2
     full = 2 if publish.kind == "delta" else min(publish.keep or _DEFAULT_KEPT, config.trainer.steps + 1)
     state = 0 if config.trainer.lora.on else 3 * _F32 * facts.parameters
-    return Need({"versions": full * each * facts.parameters, "checkpoints": 2 * state})
+    return CapacityNeed({"versions": full * each * facts.parameters, "checkpoints": 2 * state})
 
 
 def check_capacity(config: RunConfig, root: Path) -> None:
@@ -89,7 +93,7 @@ def check_capacity(config: RunConfig, root: Path) -> None:
     except PolicyError:
         return  # weights in another format, whose size is not known
     trainer, copies, engines = (need(config, facts) for need in (trainer_need, copies_need, engine_need))
-    main = Need(
+    main = CapacityNeed(
         {**(trainer.parts if config.trainer.device == "cpu" else {}), **copies.parts, **engines.parts}
     )
     memory = psutil.virtual_memory().total
@@ -107,10 +111,10 @@ def check_capacity(config: RunConfig, root: Path) -> None:
                 "or raise trainer.processes."
             )
     disk = disk_need(config, facts)
-    free = shutil.disk_usage(_existing(root)).free
-    if disk.total > free:
+    usage = shutil.disk_usage(_existing(root))
+    if usage.total and disk.total > usage.free:  # /proc and its like have no size
         raise ConfigError(
-            f"The run's folder needs at least {disk.text()}, and {root} has {_size(free)} free: choose "
+            f"The run's folder needs at least {disk.text()}, and {root} has {_size(usage.free)} free: choose "
             'another --folder, or set trainer.publish.dtype = "bfloat16" or a smaller trainer.publish.keep.'
         )
 

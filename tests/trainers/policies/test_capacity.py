@@ -81,7 +81,7 @@ def test_too_little_gpu_memory_is_refused_where_a_driver_says_how_much_there_is(
 
 
 def test_too_little_disk_is_refused(monkeypatch, tmp_path):
-    usage = type("Usage", (), {"free": 1000})()
+    usage = type("Usage", (), {"total": 2000, "free": 1000})()
     monkeypatch.setattr(capacity.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(ConfigError, match="--folder"):
         check_capacity(config_of(), tmp_path)
