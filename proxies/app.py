@@ -13,6 +13,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 import uvicorn
@@ -111,6 +112,8 @@ class PolicySettings(Config):
     """The model name under which harnesses request it."""
     path: Path
     """Its model folder."""
+    parser: str = "auto"
+    """Parser of its answers."""
 
 
 class ProxySettings(EngineTimeouts):
@@ -302,14 +305,14 @@ class Proxy:
 def _served(settings: ProxySettings, language: PolicyLanguage | None) -> ServedPolicies:
     """The policies of a proxy. `language` replaces the language of each."""
 
-    def of_folder(folder: Path) -> PolicyLanguage:
-        return language or PolicyLanguage.of_policy(folder, settings.parser, settings.renderer)
+    @cache
+    def of_folder(folder: Path, parser: str) -> PolicyLanguage:
+        return language or PolicyLanguage.of_policy(folder, parser, settings.renderer)
 
     if not settings.policies:
-        return ServedPolicies.alone(of_folder(settings.policy), settings.served_model_name)
-    languages = {folder: of_folder(folder) for folder in {policy.path for policy in settings.policies}}
+        return ServedPolicies.alone(of_folder(settings.policy, settings.parser), settings.served_model_name)
     return ServedPolicies(
-        [ServedPolicy.of(each.name, languages[each.path], each.id) for each in settings.policies]
+        [ServedPolicy.of(each.name, of_folder(each.path, each.parser), each.id) for each in settings.policies]
     )
 
 

@@ -63,6 +63,7 @@ _NOT_RECORDED_ONCE = {
     "hidden": [],
     "second_opinion": "off",
     "integrity": "any",
+    "parser": "auto",
 }
 """Settings of campaigns whose record lacks them."""
 
@@ -156,7 +157,9 @@ class BatchRollout:
                 "Nothing to do: give --tasks, or --serve HOST:PORT for rollouts that come over HTTP."
             )
         self.settings = settings
-        self.upstream = upstream or find_upstream(settings.upstream, settings.policy, settings.max_length)
+        self.upstream = upstream or find_upstream(
+            settings.upstream, settings.policy, settings.max_length, settings.parser
+        )
         self.tasks, self.remarks = chosen_tasks(settings)
         """The tasks to run, and remarks about the set."""
         self.section = harness_of(settings)

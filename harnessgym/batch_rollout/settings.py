@@ -51,6 +51,8 @@ class CampaignSettings(EngineTimeouts):
     """What answers the calls; see `wrapping.upstream.KINDS`."""
     policy: Path | None = None
     """Model folder, if the upstream does not report it."""
+    parser: str = "auto"
+    """Parser of the policy's answers, by the grammar of their tool calls (docs/models.md)."""
     model: str = "policy"
     """Model name that harnesses see."""
     temperature: float = Field(1.0, ge=0)

@@ -130,6 +130,13 @@ def register(root: typer.Typer) -> None:
         tokenizer: Annotated[
             Path | None, typer.Option(help="Model folder, where an engine does not tell it.")
         ] = None,
+        parser: Annotated[
+            str | None,
+            typer.Option(
+                help="Parser of its tool calls (docs/models.md); auto: that of its template.",
+                show_default="auto",
+            ),
+        ] = None,
         require_gain: Annotated[
             bool,
             typer.Option(
@@ -151,8 +158,8 @@ def register(root: typer.Typer) -> None:
             "samples": samples,
             "temperature": temperature, "max_tokens": max_tokens, "max_length": max_length,
             "at_once": at_once, "seed": seed,
-            "timeout_s": timeout, "retries": retry, "policy": tokenizer, "first_token_s": first_token_s,
-            "idle_s": idle_s,
+            "timeout_s": timeout, "retries": retry, "policy": tokenizer, "parser": parser,
+            "first_token_s": first_token_s, "idle_s": idle_s,
         }  # fmt: skip
         options = {name: value for name, value in options.items() if value is not None}
         done = _run(_evaluation(policies, folder, run, options))

@@ -117,6 +117,9 @@ def register(root: typer.Typer) -> None:
         policy: Annotated[
             Path | None, typer.Option(help="Model folder, where the engine does not tell it.")
         ] = None,
+        parser: Annotated[
+            str, typer.Option(help="Parser of its tool calls (docs/models.md); auto: that of its template.")
+        ] = "auto",
         model: Annotated[str, typer.Option(help="Model name that the harness sees.")] = "policy",
         serve: Annotated[
             str, typer.Option(metavar="HOST:PORT", help="Also take rollouts over HTTP; go on until told.")
@@ -160,6 +163,7 @@ def register(root: typer.Typer) -> None:
             "task": tuple(task or ()), "unfit": unfit, "seed": seed, "temperature": temperature,
             "max_tokens": max_tokens,
             "max_length": max_length, "timeout_s": timeout, "retries": retry, "policy": policy,
+            "parser": parser,
             "model": model, "serve": serve,
             "second_opinion": second_opinion, "integrity": integrity,
             "first_token_s": first_token_s, "idle_s": idle_s,

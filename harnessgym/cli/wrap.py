@@ -40,6 +40,9 @@ def register(root: typer.Typer) -> None:
         policy: Annotated[
             Path | None, typer.Option(help="Model folder, where the engine does not tell it.")
         ] = None,
+        parser: Annotated[
+            str, typer.Option(help="Parser of its tool calls (docs/models.md); auto: that of its template.")
+        ] = "auto",
         harness: Annotated[
             str | None, typer.Option(help="Harness; found by the program's name if not given.")
         ] = None,
@@ -82,6 +85,7 @@ def register(root: typer.Typer) -> None:
             folder=folder,
             upstream=upstream,
             policy=policy,
+            parser=parser,
             harness=harness,
             model=model,
             join=join,

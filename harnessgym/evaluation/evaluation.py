@@ -145,7 +145,9 @@ class Evaluation:
             return
         model = Path(policy.where) if policy.kind == "model" else await _exported(policy, folder / "model")
         async with own_engine(self.folder, model, max(_BATCH, shared.at_once), shared.max_length) as engine:
-            upstream = await asyncio.to_thread(find_upstream, engine.url, model, shared.max_length)
+            upstream = await asyncio.to_thread(
+                find_upstream, engine.url, model, shared.max_length, shared.parser
+            )
             with watch() as observe:
 
                 def look(progress: BatchProgress) -> None:

@@ -53,6 +53,9 @@ class PolicySection(Config):
     implementation: Implementation = "auto"
     """What trains it. native: our module of Qwen3 and Llama, fast on CPUs. transformers: any model that
     transformers loads. auto: native where it computes the architecture."""
+    parser: str = "auto"
+    """Parser of its answers, by the grammar of their tool calls: a name of docs/models.md, or `module:Class`.
+    auto: the one that reads what the chat template writes."""
 
 
 class FurtherPolicySection(PolicySection):
@@ -67,7 +70,9 @@ class FurtherPolicySection(PolicySection):
 
     def without_roles(self) -> PolicySection:
         """The section that it would be as a run's only policy."""
-        return PolicySection(name=self.name, path=self.path, implementation=self.implementation)
+        return PolicySection(
+            name=self.name, path=self.path, implementation=self.implementation, parser=self.parser
+        )
 
 
 class TasksSection(Config):

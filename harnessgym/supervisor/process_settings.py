@@ -46,7 +46,13 @@ class LaunchPlan:
     def proxy(self) -> Settings:
         """Settings of the proxy."""
         several = [
-            {"id": self.policy_ids[each.name], "name": each.name, "path": each.path} for each in self._several
+            {
+                "id": self.policy_ids[each.name],
+                "name": each.name,
+                "path": each.path,
+                "parser": each.parser,
+            }
+            for each in self._several
         ]
         served = {"policies": several} if several else {}
         return (
@@ -55,6 +61,7 @@ class LaunchPlan:
                 "store": self.folder.store_url(),
                 "run_id": self.run_id,
                 "policy": self.config.policy.path,
+                "parser": self.config.policy.parser,
                 "synchronous": self.config.store.synchronous,
                 "control_key": self.control_key,
                 "served_model_name": self.config.policy.name,

@@ -43,9 +43,10 @@ class Languages:
     """Folder to use for a rollout's own policy instead of the one that the store names."""
     folders: Mapping[str, Path] = field(default_factory=dict)
     """Folders to use instead, by name of the policy."""
-    parser: str = "auto"
+    parser: str | None = None
+    """Parser to use instead of the one that the run's settings name."""
     renderer: str = "auto"
-    _known: dict[Path, Any] = field(default_factory=dict)
+    _known: dict[tuple[Path, str], Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, values: Sequence[str] | None) -> Self:
@@ -77,13 +78,14 @@ class Languages:
         if not usable:
             named = ", ".join(map(str, folders)) or "the store names none"
             return f"there is no folder with the policy's tokenizer ({named}): give one to decode its answers"
-        if usable[0] not in self._known:
+        key = usable[0], self.parser or _parser(conn, rollout, policy_id)
+        if key not in self._known:
             try:
-                language = load("language", "policy").of_policy(usable[0], self.parser, self.renderer)
+                language = load("language", "policy").of_policy(*key, self.renderer)
             except HarnessGymError as error:
                 language = f"the policy folder {usable[0]} cannot be read: {error}"
-            self._known[usable[0]] = language
-        return self._known[usable[0]]
+            self._known[key] = language
+        return self._known[key]
 
     def _chosen_folder(self, conn: Connection, rollout: RolloutFacts, policy_id: str) -> Path | None:
         """Return the folder to use instead of the stored ones; None if none was given."""
@@ -163,6 +165,19 @@ def _text(language: Any, ids: Sequence[int]) -> str:
 
 def _folders(conn: Connection, rollout: RolloutFacts, policy_id: str) -> list[Path]:
     """Return the folders that may hold a policy's files: the run's source first, then its newest version."""
+    path = _section(conn, rollout, policy_id).get("path")
+    folders = [Path(path)] if isinstance(path, str) else []
+    published = policies.latest(conn, policy_id)
+    return folders if published is None or "://" in published.path else [*folders, Path(published.path)]
+
+
+def _parser(conn: Connection, rollout: RolloutFacts, policy_id: str) -> str:
+    """Return the name of the parser with which a policy's answers were read."""
+    return str(_section(conn, rollout, policy_id).get("parser", "auto"))
+
+
+def _section(conn: Connection, rollout: RolloutFacts, policy_id: str) -> Mapping[str, Any]:
+    """Return what the settings of a rollout's run say about a policy."""
     config = run_config_of(conn, rollout.run_id)
     named = config.get("policy")
     if policy_id != rollout.policy_id:
@@ -170,10 +185,8 @@ def _folders(conn: Connection, rollout: RolloutFacts, policy_id: str) -> list[Pa
         named = next(
             (each for each in config.get("policies", ()) if each["name"] == names.get(policy_id)), None
         )
-    path = named.get("path") if isinstance(named, dict) else named
-    folders = [Path(path)] if isinstance(path, str) else []
-    published = policies.latest(conn, policy_id)
-    return folders if published is None or "://" in published.path else [*folders, Path(published.path)]
+    # Runs of other commands than `train` have the folder alone.
+    return named if isinstance(named, dict) else {"path": named, "parser": config.get("parser", "auto")}
 
 
 def _message_in(body: bytes) -> Message | None:

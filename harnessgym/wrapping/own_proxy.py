@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,10 +51,18 @@ class WrapUpstream:
     """Model folder with its tokenizer and chat template."""
     max_length: int
     """Prompt and completion together, in tokens."""
+    parser: str = "auto"
+    """Parser of the policy's answers."""
 
 
-def find_upstream(named: str | None, policy: Path | None, max_length: int | None) -> WrapUpstream:
+def find_upstream(
+    named: str | None, policy: Path | None, max_length: int | None, parser: str = "auto"
+) -> WrapUpstream:
     """The upstream that `--upstream` names. Raises `ConfigError`, listing the known kinds, for any other."""
+    return replace(_found(named, policy, max_length), parser=parser)
+
+
+def _found(named: str | None, policy: Path | None, max_length: int | None) -> WrapUpstream:
     if not named:
         raise ConfigError(f"Say what answers, with --upstream:\n{KINDS}")
     kind, colon, rest = named.partition(":")
@@ -183,9 +191,13 @@ def add_run(
 
     Tokens that the worker does not label belong to version 0.
     """
-    values = {"upstream": upstream.address, "kind": upstream.kind, "policy": str(upstream.policy)} | (
-        config or {}
-    )
+    values = {
+        "upstream": upstream.address,
+        "kind": upstream.kind,
+        "policy": str(upstream.policy),
+        "parser": upstream.parser,
+        **(config or {}),
+    }
     run_id = runs.add(conn, name, values, version("harnessgym-rl"), "training", run_id)
     served = PolicyVersion(0, None, "full", upstream.address, 0, "", 0, committed=True, orphaned=False)
     policies.publish(conn, policies.register(conn, run_id, "policy"), served)
@@ -222,6 +234,7 @@ def own_proxy(
         "store": store.url,
         "run_id": run_id,
         "policy": str(upstream.policy),
+        "parser": upstream.parser,
         "fd": fds[0],
         "uds_fd": fds[1],
         "control_fd": fds[2],

@@ -106,6 +106,8 @@ class WrapSettings(EngineTimeouts):
     upstream: str | None = None
     policy: Path | None = None
     """Model folder, where the upstream does not tell it."""
+    parser: str = "auto"
+    """Parser of the policy's answers."""
     harness: str | None = None
     """Registered harness; found by the program's name if not given."""
     model: str = "policy"
@@ -139,7 +141,9 @@ class Wrapped:
 def wrap(argv: Sequence[str], settings: WrapSettings) -> Wrapped:
     """Run a command with the proxy as its provider. Raises `HarnessGymError` if it cannot be started."""
     upstream = (
-        None if settings.join else find_upstream(settings.upstream, settings.policy, settings.max_length)
+        None
+        if settings.join
+        else find_upstream(settings.upstream, settings.policy, settings.max_length, settings.parser)
     )
     # An unknown harness must fail here, before a run and a proxy exist.
     surroundings_of(argv, Endpoint("http://127.0.0.1", "-"), settings.harness)

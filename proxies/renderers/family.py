@@ -25,19 +25,33 @@ from proxies.renderers.template import TemplateRenderer
 
 log = logging.getLogger(__name__)
 
+_GLM_5 = ("glm-5", "glm-5.1", "glm-5.3")
+_LAGUNA = ("laguna-xs.2", "laguna-m.1", "laguna-xs-2.1", "laguna-s-2.1")
+_QWEN_3_5 = ("qwen3.5", "qwen3.6", "qwen3.8")
 FAMILIES: dict[str, tuple[str, ...]] = {
     "deepseek_v3": ("deepseek-v3", "deepseek-r1"),
-    "glm4_moe": ("glm-4.5",),
-    "glm_moe_dsa": ("glm-5", "glm-5.1", "glm-5.3"),
+    "gemma4": ("gemma4",),
+    "gemma4_text": ("gemma4",),
+    "glm4_moe": ("glm-4.5", *_GLM_5),
+    "glm4_moe_lite": _GLM_5,
+    "glm_moe_dsa": _GLM_5,
     "gpt_oss": ("gpt-oss",),
-    "kimi_k2": ("kimi-k2",),
+    "hy_v3": ("hy3",),
+    "kimi_k2": ("kimi-k2", "kimi-k2.5"),
+    "kimi_k25": ("kimi-k2.5",),
+    "laguna": _LAGUNA,
     "llama": ("llama-3",),
     "minimax_m2": ("minimax-m2",),
     "nemotron_h": ("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"),
-    "qwen3": ("qwen3",),
+    "qwen3": ("qwen3", "prime-qwen3"),
     "qwen3_moe": ("qwen3",),
-    "qwen3_5": ("qwen3.5", "qwen3.6", "qwen3.8"),
-    "qwen3_5_moe": ("qwen3.5", "qwen3.6", "qwen3.8"),
+    "qwen3_next": ("qwen3",),
+    "qwen3_vl": ("qwen3-vl",),
+    "qwen3_vl_moe": ("qwen3-vl",),
+    "qwen3_5": _QWEN_3_5,
+    "qwen3_5_moe": _QWEN_3_5,
+    "qwen3_5_text": _QWEN_3_5,
+    "qwen3_5_moe_text": _QWEN_3_5,
 }
 """Maps the `model_type` of a folder's config to the package's names of the candidate families."""
 
@@ -113,11 +127,12 @@ class FamilyRenderer(TemplateRenderer):
         begun = _rfind(ids, self._opening)
         if not ids or ids[-1] not in self.stop_token_ids or begun is None or self._quotes(new_messages):
             return super().extend(ids, new_messages, tools)
+        new_messages = self._answering(ids, new_messages)
         previous_ids = list(ids)
         bridged = self.family.bridge_to_next_turn(
             previous_ids[:begun],
             previous_ids[begun:],
-            [message.to_template() for message in new_messages],
+            self._form.of_ids().apply([message.to_template() for message in new_messages]),
             tools=[tool.to_template() for tool in tools] or None,
         )
         # Sampled tokens must stay as they are: a bridge that rewrites any of them is not used.
@@ -150,7 +165,7 @@ class FamilyRenderer(TemplateRenderer):
         return agrees
 
     def _agrees(self, family: Family, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> bool:
-        template_messages = [message.to_template() for message in messages]
+        template_messages = self._form.of_ids().apply([message.to_template() for message in messages])
         offered = [tool.to_template() for tool in tools]
         return family.render_ids(
             template_messages, tools=offered or None, add_generation_prompt=True
@@ -218,9 +233,13 @@ def _model_type(folder: Path) -> str:
 
 def _continues(renderer: TemplateRenderer) -> bool:
     """Whether user messages and tool results can be appended to a sampled turn."""
+    turn = renderer.written_turn(Message("assistant", "", tool_calls=(ToolCall("a0", "f", "{}"),))) or []
+    while turn and turn[-1] in renderer.stop_token_ids:
+        turn.pop()
     follow = ([Message("user", "a")], [Message("tool", "a", tool_call_id="a0")])
     return all(
-        any(renderer.extend([end], new, ()) is not None for end in renderer.stop_token_ids) for new in follow
+        any(renderer.extend([*turn, end], new, ()) is not None for end in renderer.stop_token_ids)
+        for new in follow
     )
 
 

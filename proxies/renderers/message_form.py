@@ -15,7 +15,12 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from harnessgym.message import Message
+
 _THINKING = re.compile(r"""\.thinking\b|\[['"]thinking['"]\]|get\(['"]thinking['"]""")
+_NAMED_ID = re.compile(r"functions\..+:\d+")
+_SAMPLED_ID = re.compile(r"(functions\.[^<>\s]+:\d+)\s*<\|tool_call_argument_begin\|>")
+_PLACE = re.compile(r"_(\d+)\Z")
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 _ARGUMENTS = {"key": "text", "other": [1, True]}
 _ID, _NAME = "call_0123456789abcdef_0", "hgfunction7c1e"
@@ -74,14 +79,36 @@ class MessageForm:
         if self == _USUAL:
             return list(messages)
         calls = [call for message in messages for call in message.get("tool_calls") or ()]
-        ids = {
-            call["id"]: f"functions.{call['function']['name']}:{index}"
-            if self.named_ids
-            else _short(call["id"])
-            for index, call in enumerate(calls)
-            if self.named_ids or self.short_ids
-        }
+        ids = {call["id"]: self._id(call, index) for index, call in enumerate(calls)}
         return [self._applied(message, ids) for message in messages]
+
+    def of_ids(self) -> "MessageForm":
+        """The same ids, in messages of the usual form."""
+        return MessageForm(short_ids=self.short_ids, named_ids=self.named_ids)
+
+    def answering(self, results: Sequence[Message], turn: str) -> list[Message]:
+        """Results that answer the calls of a sampled turn, with the ids that the policy gave its calls, if it
+        names them. `turn` is the turn's text. Other messages are left as they are.
+        """
+        if not self.named_ids:
+            return list(results)
+        sampled = _SAMPLED_ID.findall(turn)
+        out = []
+        for place, result in enumerate(results):
+            # The parser's ids end in the call's place in its turn.
+            counted = _PLACE.search(result.tool_call_id or "")
+            index = place if counted is None else int(counted[1])
+            named = result.role == "tool" and index < len(sampled)
+            out.append(replace(result, tool_call_id=sampled[index]) if named else result)
+        return out
+
+    def _id(self, call: dict[str, Any], index: int) -> str:
+        call_id = str(call["id"])
+        if self.short_ids:
+            return _short(call_id)
+        if not self.named_ids or _NAMED_ID.fullmatch(call_id):
+            return call_id
+        return f"functions.{call['function']['name']}:{index}"
 
     def _applied(self, message: dict[str, Any], ids: Mapping[str, str]) -> dict[str, Any]:
         out = dict(message)

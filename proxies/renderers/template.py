@@ -165,6 +165,7 @@ class TemplateRenderer:
         self, ids: Sequence[int], new_messages: Sequence[Message], tools: Sequence[ToolSpec]
     ) -> TokenIds | None:
         """The tokens to append to `ids`; None if the turn was cut off or the template cannot be continued."""
+        new_messages = self._answering(ids, new_messages)
         answered = _leading_results(new_messages)
         end = self._turn_ends[min(answered, 1)]
         if not ids or end is None or ids[-1] not in {end, *self.stop_token_ids} or not new_messages:
@@ -191,6 +192,13 @@ class TemplateRenderer:
         # A turn may end in the token that also opens the next turn; it must not be written twice.
         last = ids[-1]
         return encoded[2:] if last != end and encoded[1:2] == [last] else encoded[1:]
+
+    def _answering(self, ids: Sequence[int], new_messages: Sequence[Message]) -> Sequence[Message]:
+        """New messages with the ids that the sampled turn at the end of `ids` gave its calls."""
+        if not self._form.named_ids or not new_messages or new_messages[0].role != "tool":
+            return new_messages
+        before = (at for at in range(len(ids) - 2, -1, -1) if ids[at] in self.stop_token_ids)
+        return self._form.answering(new_messages, self.decode(ids[next(before, 0) :]))
 
     def write(self, answer: Message | str) -> list[int] | None:
         """The tokens of an assistant turn with this answer.

@@ -142,12 +142,16 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def make_world(tmp_path: Path, language: PolicyLanguage) -> MakeWorld:
     """`async with make_world(*answers) as world`: one worker that gives the answers in turn, or `upstreams=`
-    by id; `url=` is that of an empty database, a file's if not given.
+    by id; `url=` is that of an empty database, a file's if not given, `policy=` another policy's folder.
     """
 
     @asynccontextmanager
     async def make(
-        *answers: str, upstreams: dict[str, Upstream] | None = None, url: str = "", **options: Any
+        *answers: str,
+        upstreams: dict[str, Upstream] | None = None,
+        url: str = "",
+        policy: Path = POLICY,
+        **options: Any,
     ) -> AsyncIterator[World]:
         with TraceStore.create(url or f"sqlite:///{tmp_path}/traces.db") as store:
             run_id = store.write(lambda conn: runs.add(conn, "test", {}, "0", "training"))
@@ -158,10 +162,11 @@ def make_world(tmp_path: Path, language: PolicyLanguage) -> MakeWorld:
             )
             store.write(lambda conn: rollouts.submit(conn, spec))
             (row,) = store.write(lambda conn: rollouts.claim(conn, run_id, "node", 60.0, 1))
+            spoken = language if policy == POLICY else PolicyLanguage.of_policy(policy)
             fields = {"port": 0, "control_port": 0, "max_length": 4_000, "worker_wait_s": 5.0, **options}
-            settings = ProxySettings(store=store.url, run_id=run_id, policy=POLICY, control_key=KEY, **fields)
+            settings = ProxySettings(store=store.url, run_id=run_id, policy=policy, control_key=KEY, **fields)
             async with httpx.AsyncClient(timeout=120.0, trust_env=False, verify=trust_for("http:")) as http:
-                world = World(store, settings, row.id, language, upstreams or {}, http)
+                world = World(store, settings, row.id, spoken, upstreams or {}, http)
                 if upstreams is None:
                     world.upstreams = {"w0": ScriptedUpstream([world.text(answer) for answer in answers])}
                 await world.start()

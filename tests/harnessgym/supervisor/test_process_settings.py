@@ -162,3 +162,10 @@ def test_all_settings_can_be_written_as_json(launch_plan):
         launch_plan.node("node", "unix:c", "http://proxy", Path("/tmp/s")),
     ]
     assert json.loads(json.dumps(settings)) == settings
+
+
+def test_the_proxy_reads_answers_with_the_parsers_of_the_run_file(make_orders):
+    launch_plan = make_orders(policies=[{**HELPER, "parser": "llama3"}])
+    settings = launch_plan.proxy()
+    assert settings["parser"] == "auto"
+    assert [each["parser"] for each in settings["policies"]] == ["auto", "llama3"]

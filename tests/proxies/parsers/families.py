@@ -110,8 +110,10 @@ def renderer(family: Family) -> TemplateRenderer:
 
 _EXAMPLES = ({"name": "red lamp", "count": 3, "items": [1, True], "deep": {"of": None}},)
 _THINK = ("<think>", "</think>")
+_RESPONSE = ("<tool_response>", "</tool_response>")
 _CALL = ("<tool_call>", "</tool_call>")
-_CHATML = ("<|im_end|>", "<|im_start|>", "<|endoftext|>")
+_CHATML = ("<|im_end|>", "<|im_start|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>",
+           "<|endoftext|>")  # fmt: skip
 _GLM = ("<|user|>", "<|assistant|>", "<|observation|>", "<|system|>", "<|endoftext|>", "[gMASK]", "<sop>")
 _GLM_TAGS = (*_THINK, *_CALL, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 _LLAMA = (
@@ -120,6 +122,7 @@ _LLAMA = (
     "<|end_header_id|>",
     "<|python_tag|>",
     "<|eom_id|>",
+    "<|end_of_text|>",
     "<|begin_of_text|>",
 )
 _DEEPSEEK = (
@@ -129,11 +132,12 @@ _DEEPSEEK = (
 )  # fmt: skip
 _KIMI = (
     "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>", "<|tool_calls_section_begin|>",
-    "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", "[BOS]",
+    "<|tool_calls_section_end|>", "<|media_begin|>", "<|media_content|>", "<|media_end|>", "<|media_pad|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", "[BOS]",
 )  # fmt: skip
 _GEMMA4 = (
     "<turn|>", "<|turn>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>',
-    "<|channel>", "<channel|>", "<|tool>", "<tool|>", "<|think|>", "<bos>",
+    "<|channel>", "<channel|>", "<|tool>", "<tool|>", "<|think|>", "<|image>", "<image|>",
+    "<|image|>", "<eos>", "<bos>",
 )  # fmt: skip
 _FUNCTIONGEMMA = (
     "<end_of_turn>", "<start_of_turn>", "<start_function_call>", "<end_function_call>",
@@ -164,15 +168,15 @@ _LLAMA4 = (
 _MINIMAX = ("[e~[", "]~b]", "]~!b[")
 
 FAMILIES: Sequence[Family] = (
-    Family("qwen3", "hermes", "trl/qwen3.jinja", _CHATML, (*_THINK, *_CALL), "qwen3"),
+    Family("qwen3", "hermes", "trl/qwen3.jinja", _CHATML, (*_THINK, *_CALL, *_RESPONSE), "qwen3"),
     Family("qwen3-coder", "qwen3_coder", "qwen3_coder.jinja", _CHATML, _CALL, reasons=False),
-    Family("qwen3.5", "qwen3_coder", "trl/qwen3_5_think.jinja", _CHATML, (*_THINK, *_CALL), "qwen3_5"),
+    Family("qwen3.5", "qwen3_coder", "trl/qwen3_5_think.jinja", _CHATML, (*_THINK, *_CALL, *_RESPONSE), "qwen3_5"),
     Family("glm-4.5", "glm", "trl/glm4moe.jinja", _GLM, _GLM_TAGS, "glm4_moe"),
-    Family("glm-5", "glm", "glm5.jinja", _GLM, _GLM_TAGS, reasons_always=True),
+    Family("glm-5", "glm", "glm5.jinja", _GLM, (*_GLM_TAGS, *_RESPONSE), reasons_always=True),
     Family("minimax-m2", "minimax", "minimax.jinja", _MINIMAX, (*_THINK, "<minimax:tool_call>", "</minimax:tool_call>")),
     Family("deepseek-v3", "deepseek", "trl/deepseekv3.jinja", _DEEPSEEK, _THINK, "deepseek_v3", reasons=False),
     Family("deepseek-v3.1", "deepseek", "deepseek_v31.jinja", _DEEPSEEK, _THINK, reasons=False),
-    Family("kimi-k2", "kimi", "kimi.jinja", _KIMI, reasons=False),
+    Family("kimi-k2", "kimi", "kimi.jinja", _KIMI, model_type="kimi_k2", reasons=False),
     Family("gemma4", "gemma", "trl/gemma4_v5.jinja", _GEMMA4, model_type="gemma4", says_with_calls=False),
     Family("functiongemma", "gemma", "functiongemma.jinja", _FUNCTIONGEMMA, reasons=False),
     Family("mistral-v3", "mistral", "mistral_v3.jinja", _MISTRAL, reasons=False),
