@@ -3,21 +3,34 @@ complete.
 """
 
 import codecs
+import re
 from collections.abc import Iterable
 
 from tokenizers import Tokenizer, decoders
 
 from harnessgym.errors import PolicyError
 
+_SPACE = "\u2581"
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+
 
 class TokenTable:
-    """The bytes of every token of a byte-level BPE vocabulary. One per tokenizer, shared by all sequences."""
+    """The bytes of every token of a vocabulary. One per tokenizer, shared by all sequences.
+
+    Vocabularies are of bytes (byte-level BPE: Qwen, Llama 3, GPT), or of characters that fall back to bytes
+    (SentencePiece: Gemma, older Mistral and Llama).
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Raises `PolicyError` unless the tokenizer is byte-level."""
-        if not _is_byte_level(tokenizer):
+        """Raises `PolicyError` unless the tokens of the tokenizer stand for bytes."""
+        if _is_byte_level(tokenizer):
+            self._bytes_of = _of_byte_level
+        elif _falls_back_to_bytes(tokenizer):
+            self._bytes_of = _of_characters
+        else:
             raise PolicyError(
-                "The tokenizer is not a byte-level BPE; only those (Qwen, Llama 3, GPT) can be streamed."
+                "The tokenizer's tokens do not stand for bytes: it is neither a byte-level BPE (Qwen, Llama "
+                "3, GPT) nor one that falls back to bytes (Gemma), and only those can be streamed."
             )
         self._tokenizer = tokenizer
         self._known = {
@@ -29,7 +42,7 @@ class TokenTable:
         known = self._known.get(token)
         if known is None:
             text = self._tokenizer.id_to_token(token) or ""
-            known = self._known[token] = bytes(_BYTE_OF[letter] for letter in text)
+            known = self._known[token] = self._bytes_of(text)
         return known
 
 
@@ -52,6 +65,24 @@ class Detokenizer:
 def _is_byte_level(tokenizer: Tokenizer) -> bool:
     decoder = tokenizer.decoder
     return isinstance(decoder, decoders.ByteLevel) or "ByteLevel" in repr(decoder)
+
+
+def _falls_back_to_bytes(tokenizer: Tokenizer) -> bool:
+    """Whether unknown characters are bytes, and `_SPACE` is a space wherever it stands."""
+    said = repr(tokenizer.decoder)
+    return "ByteFallback" in said and _SPACE in said
+
+
+def _of_byte_level(token: str) -> bytes:
+    return bytes(_BYTE_OF[letter] for letter in token)
+
+
+def _of_characters(token: str) -> bytes:
+    # A sampled text goes on from its prompt, so the space at its beginning is one, though decoders of whole
+    # texts may strip it.
+    if match := _BYTE.fullmatch(token):
+        return bytes([int(match[1], 16)])
+    return token.replace(_SPACE, " ").encode()
 
 
 def _byte_of() -> dict[str, int]:

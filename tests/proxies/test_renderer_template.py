@@ -1,5 +1,6 @@
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from harnessgym.message import Message, ToolCall, ToolSpec
 from proxies.dialect import RequestProblem
 from proxies.parsers.hermes import HermesParser
 from proxies.renderers.template import TemplateRenderer
+from tests.proxies.test_parser_detokenizer import character_tokenizer
 
 POLICY = Path(__file__).parents[2] / "environments" / "lookup" / "policy"
 TOOLS = (ToolSpec("find", "Id of an item.", {"type": "object", "properties": {"name": {"type": "string"}}}),)
@@ -80,11 +82,22 @@ def test_prompt_ends_with_the_generation_prompt(shipped: TemplateRenderer) -> No
     assert not shipped.opens_reasoning
 
 
+def of_characters() -> Tokenizer:
+    """A vocabulary that falls back to bytes, with the control tokens of ChatML."""
+    made = character_tokenizer()
+    made.add_special_tokens([AddedToken(each, normalized=False) for each in ("<|im_start|>", "<|im_end|>")])
+    return made
+
+
 @pytest.mark.parametrize(
-    "template", [(POLICY / "chat_template.jinja").read_text(), CHATML], ids=["shipped", "chatml"]
+    ("template", "made"),
+    [((POLICY / "chat_template.jinja").read_text(), tokenizer), (CHATML, tokenizer), (CHATML, of_characters)],
+    ids=["shipped", "chatml", "of characters"],
 )
-def test_a_canonical_continuation_is_what_the_template_writes(template: str) -> None:
-    r = renderer(template)
+def test_a_canonical_continuation_is_what_the_template_writes(
+    template: str, made: Callable[[], Tokenizer]
+) -> None:
+    r = TemplateRenderer(made(), template, {"eos_token": "<|im_end|>"})
     conversation, ids = list(ASKED), list(r.render(ASKED, TOOLS))
     turns = [
         (
@@ -100,7 +113,6 @@ def test_a_canonical_continuation_is_what_the_template_writes(template: str) -> 
         parser = HermesParser(r.table, call_prefix="x", stop_token_ids=r.stop_token_ids)
         parser.feed(sampled)
         added = list(r.extend(ids + sampled, new, TOOLS))
-        assert added is not None
         ids += sampled + added
         conversation += [parser.finish(), *new]
         assert ids == r.render(conversation, TOOLS)
@@ -111,7 +123,6 @@ def test_sampled_reasoning_stays_where_the_template_would_strip_it() -> None:
     ids = list(r.render(ASKED, ()))
     sampled = sample(r, "<think>\nhm\n</think>\n\n47<|im_end|>")
     added = list(r.extend(ids + sampled, [Message("user", "Sure?")], ()))
-    assert added is not None
     assert r.decode(added) == "\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
     stripped = r.render([*ASKED, Message("assistant", "47", reasoning="hm"), Message("user", "Sure?")], ())
     assert ids + sampled + added != stripped
@@ -140,7 +151,6 @@ def test_a_suffix_that_shows_tools_is_rendered_with_them() -> None:
     ids = list(r.render(ASKED, TOOLS)) + sample(r, "47<|im_end|>")
     for text in ("Sure?", "Really?"):
         added = list(r.extend(ids, [Message("user", text)], TOOLS))
-        assert added is not None
         assert r.decode(added) == f"\n<|im_start|>user\n{text}<|im_end|>\nfind<|im_start|>assistant\n"
 
 
@@ -152,7 +162,6 @@ def test_an_end_of_turn_that_swallows_whitespace_continues_as_a_whole_prompt_wou
     conversation = [*ASKED, Message("assistant", "47"), Message("user", "Sure?")]
     sampled = sample(r, "47<|im_end|>")
     added = list(r.extend(list(r.render(ASKED, ())) + sampled, [Message("user", "Sure?")], ()))
-    assert added is not None
     assert list(r.render(ASKED, ())) + sampled + added == r.render(conversation, ())
 
 
