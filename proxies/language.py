@@ -133,17 +133,16 @@ class PolicyLanguage:
         """
         rendering: TemplateRenderer = load("renderer", renderer).from_folder(folder)
         choice = choose(rendering, parser, str(folder))
-        tag = getattr(choice.kind, "reasoning_tag", lambda: "<think>")()
-        in_reasoning = rendering.prompt_ends_with(tag)
 
         def make(*, call_prefix: str, tools: bool, offered: Sequence[ToolSpec] = ()) -> Parser:
             parsed: Parser = choice.kind(
                 rendering.table,
                 call_prefix=call_prefix,
                 stop_token_ids=rendering.stop_token_ids,
-                in_reasoning=in_reasoning,
+                in_reasoning=choice.in_reasoning,
                 tools=tools,
                 offered=offered,
+                **choice.options,
             )
             return parsed
 

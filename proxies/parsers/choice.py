@@ -6,8 +6,8 @@ decide.
 """
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from harnessgym.errors import PolicyError
@@ -40,6 +40,10 @@ class ParserChoice:
     """A policy's parser."""
 
     kind: Callable[..., Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the parser."""
+    in_reasoning: bool = False
+    """Whether the generation prompt opens the reasoning."""
     no_tools: str = ""
     """Why the policy cannot be offered tools; empty if it can."""
 
@@ -51,7 +55,7 @@ def choose(renderer: TemplateRenderer, name: str, where: str) -> ParserChoice:
     nor the tokenizer has, and `ConfigError` for an unknown name.
     """
     if name not in (AUTO, *GRAMMARS):
-        return ParserChoice(load("parser", name))
+        return _made(renderer, load("parser", name))
     written = grammar_of(renderer)
     if name == AUTO:
         return _found(renderer, written, where)
@@ -68,13 +72,25 @@ def choose(renderer: TemplateRenderer, name: str, where: str) -> ParserChoice:
             f"parser {name!r} knows tool calls. Use a chat template that writes such calls, or another "
             f"parser; {AUTO!r} finds the one that fits."
         )
-    return ParserChoice(kind)
+    return _made(renderer, kind)
+
+
+def _made(renderer: TemplateRenderer, kind: Callable[..., Any], no_tools: str = "") -> ParserChoice:
+    """The choice of a parser. Which tags are around the reasoning does not depend on the grammar of calls: it
+    has its own only if the policy knows them.
+    """
+    usual = "<think>", "</think>"
+    own: tuple[str, str] | None = getattr(kind, "own_think", None)
+    if own is None:
+        return ParserChoice(kind, {}, renderer.prompt_ends_with(usual[0]), no_tools)
+    think = own if _knows(renderer, own[0]) else usual
+    return ParserChoice(kind, {"think": think}, renderer.prompt_ends_with(think[0]), no_tools)
 
 
 def _found(renderer: TemplateRenderer, written: str | None, where: str) -> ParserChoice:
     """The choice for a policy whose template writes calls in the grammar `written`."""
     if written is not None:
-        return ParserChoice(load("parser", written))
+        return _made(renderer, load("parser", written))
     has = renderer.tokenizer.token_to_id
     for name in GRAMMARS:
         kind = load("parser", name)
@@ -85,8 +101,9 @@ def _found(renderer: TemplateRenderer, written: str | None, where: str) -> Parse
                 where,
                 name,
             )
-            return ParserChoice(kind)
-    return ParserChoice(
+            return _made(renderer, kind)
+    return _made(
+        renderer,
         load("parser", "text"),
         f"The chat template of {where} writes no tool calls in a grammar that is known "
         f"({', '.join(GRAMMARS)}). Use a template that does, name the parser that reads what the model was "

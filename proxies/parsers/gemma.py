@@ -19,7 +19,7 @@ _QUOTES = {"<|tool_call>": '<|"|>', "<start_function_call>": "<escape>"}
 class GemmaParser(TaggedParser):
     """One call is between two tags. Strings are between two equal tokens and have no escapes."""
 
-    think = ("<|channel>thought", "<channel|>")
+    own_think = ("<|channel>thought", "<channel|>")
     calls = {  # noqa: RUF012
         "<|tool_call>": "<tool_call|>",
         "<start_function_call>": "<end_function_call>",

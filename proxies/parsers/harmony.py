@@ -64,11 +64,6 @@ class HarmonyParser(TurnParser):
             self._reasoned.open(0)
 
     @classmethod
-    def reasoning_tag(cls) -> str:
-        """What a prompt ends with that begins the analysis."""
-        return "<|channel|>analysis<|message|>"
-
-    @classmethod
     def markers(cls) -> tuple[str, ...]:
         """The tokens without which there are no channels."""
         return ("<|channel|>",)

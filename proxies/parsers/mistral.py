@@ -20,7 +20,7 @@ _NEXT = re.compile(r"\s*(?:\[TOOL_CALLS\]|\Z)")
 class MistralParser(TaggedParser):
     """The end of the turn closes the calls. Arguments are JSON."""
 
-    think = ("[THINK]", "[/THINK]")
+    own_think = ("[THINK]", "[/THINK]")
     calls = {"[TOOL_CALLS]": ""}  # noqa: RUF012
     stray = ("[ARGS]", "[CALL_ID]")
     separator = 0

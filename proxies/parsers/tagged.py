@@ -22,6 +22,8 @@ from proxies.detokenizer import TokenTable
 from proxies.parsers.tags import Tags
 from proxies.parsers.turn import TurnParser
 
+Think = tuple[str, str]
+"""The tags before and after reasoning."""
 NamedCall = tuple[str, str]
 """A tool's name and the JSON text of its arguments."""
 
@@ -35,12 +37,13 @@ class _State(Enum):
 class TaggedParser(TurnParser):
     """Parses one sampled turn. By itself it knows no tool calls.
 
-    `in_reasoning` means that the prompt already ends inside the reasoning. Without `tools`, calls are text.
-    `offered` are the tools, whose schemas may be needed to read arguments.
+    `in_reasoning` means that the prompt already ends inside the reasoning, and `think` are the tags around
+    it; the grammar's own if not given. Without `tools`, calls are text. `offered` are the tools: their
+    schemas may be needed to read arguments.
     """
 
-    think: ClassVar[tuple[str, str]] = ("<think>", "</think>")
-    """The tags around the reasoning."""
+    own_think: ClassVar[Think] = ("<think>", "</think>")
+    """The tags around the reasoning that the grammar's families use."""
     calls: ClassVar[Mapping[str, str]] = {}
     """The closing tag of every tag that opens calls; empty for calls that the end of the turn closes."""
     stray: ClassVar[tuple[str, ...]] = ()
@@ -57,9 +60,11 @@ class TaggedParser(TurnParser):
         in_reasoning: bool = False,
         tools: bool = True,
         offered: Sequence[ToolSpec] = (),
+        think: Think | None = None,
     ) -> None:
         super().__init__(table, call_prefix=call_prefix, stop_token_ids=stop_token_ids, tools=tools)
         self._offered = offered
+        self._think = think or self.own_think
         self._text_tags = Tags.of(self._all_tags(tools=tools))
         self._state = _State.THINK if in_reasoning else _State.TEXT
         self._marked = in_reasoning
@@ -83,11 +88,6 @@ class TaggedParser(TurnParser):
             self._reasoned.open(0)
 
     @classmethod
-    def reasoning_tag(cls) -> str:
-        """The tag with which a prompt ends that begins the reasoning."""
-        return cls.think[0]
-
-    @classmethod
     def markers(cls) -> tuple[str, ...]:
         """The tags of which a policy must know one to call tools; none if it calls them without any."""
         return tuple(cls.calls)
@@ -105,7 +105,7 @@ class TaggedParser(TurnParser):
 
     def _all_tags(self, *, tools: bool) -> tuple[str, ...]:
         closing = (tag for tag in self.calls.values() if tag)
-        return (*self.think, *((*self.calls, *closing, *self.stray) if tools else ()))
+        return (*self._think, *((*self.calls, *closing, *self.stray) if tools else ()))
 
     def _end(self) -> None:
         # What looked like the start of a tag is text after all, and a call that never closed is malformed
@@ -140,7 +140,7 @@ class TaggedParser(TurnParser):
             begins = self._begins_bare()
             if begins is not False:
                 return bool(begins)
-        tags = Tags.of((self.think[1],)) if self._state is _State.THINK else self._text_tags
+        tags = Tags.of((self._think[1],)) if self._state is _State.THINK else self._text_tags
         tag, end = tags.find(self._pending)
         before = self._take_text(end)
         if self._state is _State.THINK:
@@ -199,7 +199,7 @@ class TaggedParser(TurnParser):
             self._begin(trim=True)
         elif tag in self.calls:
             self._open_call(tag, self.calls[tag])
-        elif tag == self.think[0] and not self._marked and not self._solid:
+        elif tag == self._think[0] and not self._marked and not self._solid:
             self._state = _State.THINK
             self._reasoned.open(opened)
             self._begin(trim=True)

@@ -109,3 +109,18 @@ def test_a_policy_of_another_grammar_is_read_from_its_folder(tmp_path: Path) -> 
         "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"
     )
     assert said(language.read(ids)) == ("Hi.", "", [("a.b", {})])
+
+
+def test_the_tags_around_reasoning_are_those_that_the_policy_knows() -> None:
+    kind = load("parser", "mistral")
+    assert kind.own_think[0] == "[THINK]"
+    of_mistral = choose(renderer(BY_NAME["mistral-v13"]), "auto", "policy")
+    assert of_mistral.options == {"think": ("[THINK]", "[/THINK]")}
+    thinking = BY_NAME["mistral-v13"].source.replace(
+        "{{- message.content }}", "<think>\n{{- message.content }}"
+    )
+    family = BY_NAME["lfm2"]
+    other = TemplateRenderer(tokenizer(family), thinking, {"eos_token": family.tokens[0]})
+    chosen = choose(other, "auto", "policy")
+    assert chosen.kind is kind
+    assert chosen.options == {"think": ("<think>", "</think>")}

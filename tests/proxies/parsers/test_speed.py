@@ -79,5 +79,10 @@ def test_a_long_call(family: Family) -> None:
 @EACH
 def test_many_stray_tags(family: Family) -> None:
     kind = load("parser", family.grammar)
-    for tag in {*kind.markers(), *getattr(kind, "calls", ()), *getattr(kind, "think", ()), *family.tags[:2]}:
+    for tag in {
+        *kind.markers(),
+        *getattr(kind, "calls", ()),
+        *getattr(kind, "own_think", ()),
+        *family.tags[:2],
+    }:
         check(family, "", tag)

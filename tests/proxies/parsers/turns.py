@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from harnessgym.message import Message, ToolCall
-from harnessgym.registry import load
 from proxies.dialect import ToolCallDelta
 from proxies.language import ParsedDelta, Parser
+from proxies.parsers.choice import choose
 from tests.proxies.parsers.families import TOOL, Family, renderer, tokenizer
 
 
@@ -17,9 +17,11 @@ def encode(family: Family, *pieces: str) -> list[int]:
 
 def parser(family: Family, **options: object) -> Parser:
     """The parser of one turn."""
-    made: Parser = load("parser", family.grammar)(
+    chosen = choose(renderer(family), family.grammar, family.name)
+    made: Parser = chosen.kind(
         renderer(family).table,
         **{
+            **chosen.options,
             "call_prefix": "call_x_",
             "stop_token_ids": renderer(family).stop_token_ids,
             "offered": (TOOL,),
@@ -71,8 +73,8 @@ def written(family: Family, turn: Message) -> tuple[list[int], bool]:
     ids = ids[: ends[-1] + 1] if ends else ids
     prompt = renderer(family).encode(renderer(family).text([Message("user", "a")]))
     whole = renderer(family).encode(renderer(family).text([Message("user", "a"), turn], generate=False))
-    tag = load("parser", family.grammar).reasoning_tag()
-    return ids, whole[: len(prompt)] == prompt and renderer(family).prompt_ends_with(tag)
+    chosen = choose(renderer(family), family.grammar, family.name)
+    return ids, whole[: len(prompt)] == prompt and chosen.in_reasoning
 
 
 FIND = ToolCall(

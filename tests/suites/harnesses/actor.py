@@ -1,5 +1,5 @@
 """A scripted policy that plays a harness's part: it reads the prompt as a model would, and answers in the
-family's markup.
+family's markup: by hand in hermes, as the chat template has it in other grammars.
 
 It is a function of the prompt alone. Which part to play is told by the first user turn that names one
 (`[[main]]`), how far the part has come by its own turns since; a summary of the part says it itself
@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harnessgym.message import Sampling
+from harnessgym.message import Message, Sampling, ToolCall
 from harnessgym.tokens import TokenIds
 from proxies.renderers.template import TemplateRenderer
 from tests.suites.harnesses.line import WORD
 
 _TURN = re.compile(r"<\|im_start\|>(system|user|assistant)\n(.*?)(?:<\|im_end\|>|\Z)", re.DOTALL)
+_CALL_TAGS = ("<tool_call>", "[TOOL_CALLS]", "<|tool_call_start|>")
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 _PART = re.compile(r"\[\[(\w+)\]\]")
 _DONE = re.compile(r"\[\[done (\d+)\]\]")
@@ -82,7 +83,7 @@ class Turn:
         """Whether the policy did nothing here: its answer broke off on the line, or a harness put words
         into its mouth.
         """
-        if self.role != "assistant" or "<tool_call>" in self.text:
+        if self.role != "assistant" or any(tag in self.text for tag in _CALL_TAGS):
             return False
         said = _THOUGHT.sub("", self.text)
         return not said.strip() or WORD in said or _TAKEN.search(said) is not None
@@ -94,6 +95,8 @@ class Actor:
 
     renderer: TemplateRenderer
     parts: Mapping[str, Part]
+    hermes: bool = True
+    """Whether the policy writes calls in hermes."""
     offered: dict[str, set[str]] = field(default_factory=dict)
     """Tools seen, by part."""
     problems: list[str] = field(default_factory=list)
@@ -141,7 +144,20 @@ class Actor:
         part = self.parts[name]
         if step >= len(part):
             return _say(Move("It is done."))
-        return _say(part[step], [self._call(use, offered, text) for use in part[step].uses])
+        calls = [self._call(use, offered, text) for use in part[step].uses]
+        return _say(part[step], calls) if self.hermes or not calls else self._write(part[step], calls)
+
+    def _write(self, move: Move, calls: Sequence[Mapping[str, Any]]) -> str:
+        """A move with calls, as the template writes it."""
+        assert not move.broken
+        made = tuple(
+            ToolCall(f"call_{place}", call["name"], json.dumps(call["arguments"]))
+            for place, call in enumerate(calls)
+        )
+        asked = [Message("user", "a")]
+        turn = Message("assistant", move.text, reasoning=move.thought, tool_calls=made)
+        whole = self.renderer.text([*asked, turn], generate=False)
+        return whole.removeprefix(self.renderer.text(asked)).rpartition("<|im_end|>")[0]
 
     def _call(self, use: Use, offered: set[str], text: str) -> dict[str, Any]:
         name = next((name for name in use.tools if name in offered), None)

@@ -1,6 +1,7 @@
 """Runs one scenario on a stage of its own."""
 
 import os
+import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ from harnessgym.task import Task
 from proxies.language import PolicyLanguage
 from proxies.renderers.template import TemplateRenderer
 from tests.suites.harnesses.actor import Actor
+from tests.suites.harnesses.grammars import write_policy
 from tests.suites.harnesses.observed import Observed, observe
 from tests.suites.harnesses.plans import INSTRUCTION
 from tests.suites.harnesses.scenarios import SCENARIOS, Scenario
@@ -60,19 +62,21 @@ def prepared(steps: Sequence[InstallStep]) -> bool:
 
 
 @cache
-def language() -> PolicyLanguage:
-    """The policy's language, loaded once."""
-    return PolicyLanguage.of_policy(POLICY)
+def language(grammar: str = "hermes") -> PolicyLanguage:
+    """The language of the policy that writes calls in a grammar, loaded once."""
+    if grammar == "hermes":
+        return PolicyLanguage.of_policy(POLICY)
+    with tempfile.TemporaryDirectory() as folder:
+        return PolicyLanguage.of_policy(write_policy(grammar, POLICY, Path(folder) / grammar), parser=grammar)
 
 
 async def run(scenario: Scenario) -> Observed:
     """Play a scenario and read what it left."""
-    renderer = language().renderer
+    spoken = language(scenario.grammar)
+    renderer = spoken.renderer
     assert isinstance(renderer, TemplateRenderer)
-    actor = Actor(renderer, scenario.parts())
-    async with open_stage(
-        language(), actor, POLICY, max_length=scenario.max_length, **scenario.line
-    ) as stage:
+    actor = Actor(renderer, scenario.parts(), hermes=scenario.grammar == "hermes")
+    async with open_stage(spoken, actor, POLICY, max_length=scenario.max_length, **scenario.line) as stage:
         task = Task("hello", INSTRUCTION, limits=LIMITS, files=scenario.files)
         played = await stage.play(
             scenario.make(), task, sampling={"max_tokens": 1_024}, history=scenario.history

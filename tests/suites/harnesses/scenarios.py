@@ -9,6 +9,7 @@ from typing import Any
 from harnessgym.harness import Harness
 from harnessgym.registry import load
 from tests.suites.harnesses.actor import Part
+from tests.suites.harnesses.grammars import GRAMMARS
 from tests.suites.harnesses.line import Tear
 from tests.suites.harnesses.plans import TOOLS
 
@@ -37,6 +38,8 @@ class Scenario:
     settings: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     """What lies in the workspace before the run."""
+    grammar: str = "hermes"
+    """In which the policy writes calls."""
     history: str = "keep"
     max_length: int = ROOM
     agents: int = 1
@@ -56,7 +59,8 @@ class Scenario:
     def name(self) -> str:
         """What tells it from the others."""
         history = "" if self.history == "keep" else f", {self.history}"
-        return f"{self.title}, {self.protocol}{'' if self.streams else ' unstreamed'}{history}"
+        grammar = "" if self.grammar == "hermes" else f", {self.grammar}"
+        return f"{self.title}, {self.protocol}{'' if self.streams else ' unstreamed'}{grammar}{history}"
 
     @property
     def line(self) -> dict[str, Any]:
@@ -137,6 +141,8 @@ _LONG = [
         side=frozenset({"side", "compaction"}),
     ),
 ]
+OTHER_GRAMMARS = [replace(each, grammar=grammar) for each in _TASKS for grammar in GRAMMARS]
+"""Every harness with policies that write calls in another grammar than hermes."""
 SCENARIOS = [*_TASKS, *_OTHER_PROTOCOLS, *_FAULTS, *_TORN, *_LONG]
 ABLATION = [replace(each, history="template") for each in (*_TASKS, *_FAULTS, *_LONG)]
 """The same with every prompt rendered anew by the chat template, as an engine behind a proxy of text does

@@ -12,7 +12,7 @@ import pytest
 
 from tests.suites.harnesses.observed import Observed, complaints
 from tests.suites.harnesses.run import prepare, ready, run
-from tests.suites.harnesses.scenarios import SCENARIOS, Scenario
+from tests.suites.harnesses.scenarios import OTHER_GRAMMARS, SCENARIOS, Scenario
 
 pytestmark = [pytest.mark.anyio, pytest.mark.bubblewrap, pytest.mark.agents]
 _AT_ONCE = 3
@@ -40,7 +40,7 @@ async def runs(request: pytest.FixtureRequest) -> AsyncIterator[dict[str, asynci
     await asyncio.gather(*tasks.values(), return_exceptions=True)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *OTHER_GRAMMARS], ids=lambda scenario: scenario.name)
 async def test_a_real_agent_is_recorded_whole(
     scenario: Scenario, runs: dict[str, asyncio.Task[Observed]]
 ) -> None:
