@@ -139,7 +139,7 @@ def run_to_its_end(
     hear_interruptions()
     console = Console()
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    folder = prepare(config, root, say, extend=extend)
+    folder = prepare(config, root, say, extend=extend, here=children is None)
     # The returned descriptor is never closed, so the claim lasts until this process ends.
     claim_folder(folder)
     processes = children and children(

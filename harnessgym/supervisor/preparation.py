@@ -44,12 +44,18 @@ _ADVANTAGE_SETTINGS = "trainers.advantages.estimator:checked_settings"
 
 
 def prepare(
-    config: RunConfig, root: Path, notify: Notify = lambda _: None, *, extend: bool = False
+    config: RunConfig,
+    root: Path,
+    notify: Notify = lambda _: None,
+    *,
+    extend: bool = False,
+    here: bool = True,
 ) -> RunFolder:
     """Make a run's folder, or reuse the existing one.
 
     `notify` gets a line for each setting that is allowed but probably a mistake: unchecked tasks, settings
-    without effect. `extend` lets `trainer.steps` grow. Raises `ConfigError`, naming the setting, for a
+    without effect. `extend` lets `trainer.steps` grow. `here` says whether trainer and engines run on this
+    machine, whose memory and disk must then be enough. Raises `ConfigError`, naming the setting, for a
     configuration that cannot run and for a folder that belongs to another configuration.
     """
     folder = RunFolder(root.resolve())
@@ -72,7 +78,8 @@ def prepare(
         prefix = "policy." if policy is config.policy else f"policy {policy.name!r}: "
         embedded = policy.name in config.engine_policies
         load("settings", _MODEL_CHECK)(policy, prefix, embedded=embedded)
-    load("settings", _CAPACITY_CHECK)(config, folder.root)
+    if here:
+        load("settings", _CAPACITY_CHECK)(config, folder.root)
     if not folder.config_path.exists():
         if extend:
             raise ConfigError(NOTHING_TO_EXTEND.format(folder.root))
