@@ -1,7 +1,7 @@
 """What a run needs of memory and disk at least, before it starts.
 
-Only what is certain counts: weights, gradients, optimizer states, copies for checkpoints, key-value caches,
-versions on disk. Activations and harnesses come on top. So a run that is refused cannot fit.
+Only what is certain counts: weights, gradients, optimizer states, copies for checkpoints, one cached sequence
+for each engine, versions on disk. Activations and harnesses come on top. So a run that is refused cannot fit.
 """
 
 import shutil
@@ -67,9 +67,11 @@ def copies_need(config: RunConfig, facts: ModelFacts) -> CapacityNeed:
 
 
 def engine_need(config: RunConfig, facts: ModelFacts) -> CapacityNeed:
-    """Main memory of the run's own engines together."""
+    """Main memory of the run's own engines together, each with one sequence of the greatest length: what a
+    cache has room for occupies memory only when it is written.
+    """
     workers = config.engine.workers
-    cache = facts.layers * facts.cached * config.engine.max_batch * config.engine.max_length * _F32
+    cache = facts.layers * facts.cached * config.engine.max_length * _F32
     return CapacityNeed(
         {"engines' weights": workers * _F32 * facts.parameters, "engines' caches": workers * cache}
     )

@@ -50,7 +50,7 @@ def test_whole_weights_take_sixteen_bytes_each_and_adapters_four():
 def test_engines_hold_weights_and_caches():
     need = engine_need(config_of({"workers": 3, "max_batch": 5, "max_length": 7}), facts(1_000))
     assert need.parts["engines' weights"] == 3 * 4_000
-    assert need.parts["engines' caches"] == 3 * 4 * (2 * 2 * 2 * 16) * 5 * 7
+    assert need.parts["engines' caches"] == 3 * 4 * (2 * 2 * 2 * 16) * 7
 
 
 def test_versions_and_checkpoints_are_on_disk():
