@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 
 from harnessgym.errors import ConfigError, PolicyError, UpstreamError
 from harnessgym.message import Message, ToolCall
@@ -124,3 +125,31 @@ def test_the_tags_around_reasoning_are_those_that_the_policy_knows() -> None:
     chosen = choose(other, "auto", "policy")
     assert chosen.kind is kind
     assert chosen.options == {"think": ("<think>", "</think>")}
+
+
+def test_gemma_is_read_with_a_vocabulary_of_characters() -> None:
+    family = BY_NAME["gemma4"]
+    characters = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    characters.normalizer = normalizers.Replace(" ", "\u2581")
+    characters.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<unk>", *family.tokens], show_progress=False
+    )
+    characters.train_from_iterator(
+        [family.source, family.source.replace(" ", "\u2581"), FIND.arguments], trainer
+    )
+    roles = {"eos_token": family.tokens[0], "bos_token": family.tokens[-1]}
+    of_gemma = TemplateRenderer(characters, family.source, roles)
+    chosen = choose(of_gemma, "auto", "policy")
+    assert chosen.kind is load("parser", "gemma")
+    turn = Message("assistant", "", reasoning="Let me look.", tool_calls=(FIND,))
+    ids = of_gemma.written_turn(turn)
+    assert ids is not None
+    parser = chosen.kind(
+        of_gemma.table, call_prefix="call_x_", stop_token_ids=of_gemma.stop_token_ids, **chosen.options
+    )
+    for token in ids:
+        parser.feed([token])
+    assert said(parser.finish()) == said(turn)

@@ -51,7 +51,9 @@ def turns(draw: st.DrawFn, family: Family) -> list[int]:
     return ids
 
 
-@EVERY
+@pytest.mark.parametrize(
+    "family", {family.grammar: family for family in FAMILIES}.values(), ids=lambda family: family.grammar
+)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), in_reasoning=st.booleans(), tools=st.booleans())
 def test_any_split_parses_as_the_whole(
@@ -112,7 +114,7 @@ def messages(draw: st.DrawFn, family: Family) -> Message:
 
 
 @EVERY
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_what_the_template_writes_is_read_back(family: Family, data: st.DataObject) -> None:
     turn = data.draw(messages(family))

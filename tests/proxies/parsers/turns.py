@@ -1,11 +1,12 @@
 """Turns of a family, parsed in chunks."""
 
 from collections.abc import Sequence
+from functools import cache
 
 from harnessgym.message import Message, ToolCall
 from proxies.dialect import ToolCallDelta
 from proxies.language import ParsedDelta, Parser
-from proxies.parsers.choice import choose
+from proxies.parsers.choice import ParserChoice, choose
 from tests.proxies.parsers.families import TOOL, Family, renderer, tokenizer
 
 
@@ -15,9 +16,15 @@ def encode(family: Family, *pieces: str) -> list[int]:
     return [token for run in ids for token in run]
 
 
+@cache
+def chosen_for(family: Family) -> ParserChoice:
+    """The parser that is chosen for a family."""
+    return choose(renderer(family), family.grammar, family.name)
+
+
 def parser(family: Family, **options: object) -> Parser:
     """The parser of one turn."""
-    chosen = choose(renderer(family), family.grammar, family.name)
+    chosen = chosen_for(family)
     made: Parser = chosen.kind(
         renderer(family).table,
         **{
@@ -73,7 +80,7 @@ def written(family: Family, turn: Message) -> tuple[list[int], bool]:
     ids = ids[: ends[-1] + 1] if ends else ids
     prompt = renderer(family).encode(renderer(family).text([Message("user", "a")]))
     whole = renderer(family).encode(renderer(family).text([Message("user", "a"), turn], generate=False))
-    chosen = choose(renderer(family), family.grammar, family.name)
+    chosen = chosen_for(family)
     return ids, whole[: len(prompt)] == prompt and chosen.in_reasoning
 
 
