@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxies.strict_json import MAX_DEPTH, loads, loads_lenient, scan, spans
+from proxies.strict_json import MAX_DEPTH, elements, loads, loads_lenient, scan, spans
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -114,3 +114,33 @@ def test_members_keep_the_text_that_was_written(text: str, members: dict[str, st
 def test_members_are_of_one_object_and_have_different_keys(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         spans(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[]", []),
+        (" [ ] ", []),
+        ('[1.50, {"a":  [2]} ,"]"]', ["1.50", '{"a":  [2]}', '"]"']),
+        ("[[1, 2], [3]]", ["[1, 2]", "[3]"]),
+    ],
+)
+def test_elements_keep_the_text_that_was_written(text: str, expected: list[str]) -> None:
+    assert elements(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{}", "not a JSON array"),
+        ("1", "not a JSON array"),
+        ("[1", "delimiter"),
+        ("[1] 2", "Extra data"),
+        ("[NaN]", "NaN is not JSON"),
+        ("", "Expecting value"),
+        (nested(MAX_DEPTH + 1), "nested too deeply"),
+    ],
+)
+def test_elements_are_of_one_array(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        elements(text)

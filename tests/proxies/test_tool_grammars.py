@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from harnessgym.message import Message, ToolCall
+from harnessgym.store.tables import runs
+from harnessgym.traces.completions import Languages
+from harnessgym.traces.transcript import transcript
 from proxies.language import PolicyLanguage
 from proxies.upstreams.scripted import ScriptedUpstream
 from tests.proxies.conftest import MakeWorld
@@ -58,6 +61,13 @@ async def test_a_call_and_its_result(make_world: MakeWorld, tmp_path: Path, name
         (call,) = first["message"]["tool_calls"]
         assert call["function"]["name"] == "find"
         assert json.loads(call["function"]["arguments"]) == VALUES
+        # A proxy that is started again reads the answer with the tools of the stored request, and so do traces.
+        await world.stop()
+        await world.start()
+        read = world.store.read(lambda conn: transcript(conn, world.rollout_id, Languages(policy)))
+        answer = read.exchanges[0].answer
+        assert answer is not None
+        assert answer.tool_calls[0].parsed == VALUES
         result = {"role": "tool", "tool_call_id": call["id"], "content": "A lamp."}
         reply = await world.chat(session.key, [ASKED, first["message"], result], tools=TOOLS)
         assert reply.json()["choices"][0]["message"]["content"] == "Done."
@@ -87,3 +97,20 @@ async def test_tools_are_refused_for_a_policy_without_a_grammar(
         assert "name the parser" in refused.text
         for options in ({}, {"tools": TOOLS, "tool_choice": "none"}):
             assert (await world.chat(session.key, [ASKED], **options)).status_code == 200
+
+
+async def test_traces_are_read_with_the_parser_of_their_run(make_world: MakeWorld, tmp_path: Path) -> None:
+    policy = BY_NAME["llama-3.1"].write(tmp_path / "policy")
+    (policy / "chat_template.jinja").write_text(PLAIN)
+    language = PolicyLanguage.of_policy(policy, "pythonic")
+    upstreams = {"w0": ScriptedUpstream([language.renderer.encode("[find(name='3', count=3)]<|eot_id|>")])}
+    async with make_world(upstreams=upstreams, policy=policy, parser="pythonic") as world:
+        session = await world.open()
+        answer = (await world.chat(session.key, [ASKED], tools=TOOLS)).json()["choices"][0]["message"]
+        assert answer["tool_calls"][0]["function"]["arguments"] == '{"name": "3", "count": 3}'
+        for config, calls in (({}, 0), ({"parser": "pythonic"}, 1), ({"policy": {"parser": "pythonic"}}, 1)):
+            world.store.write(lambda conn, config=config: conn.execute(runs.update().values(config=config)))
+            read = world.store.read(lambda conn: transcript(conn, world.rollout_id, Languages(policy)))
+            message = read.exchanges[0].answer
+            assert message is not None
+            assert len(message.tool_calls) == calls
