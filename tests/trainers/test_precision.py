@@ -13,7 +13,6 @@ from tests.trainers.recorded_run import make_run, save_model
 from tests.trainers.test_packing import forests
 from tests.trainers.test_trained_policy import ADVANTAGES
 from tests.trainers.test_update import make_rows
-from trainers.packing import pack
 from trainers.policies.native import NativePolicy
 from trainers.policies.native_config import NativeConfig
 from trainers.trained_policy import TrainedPolicy
@@ -113,7 +112,7 @@ def test_the_critic_computes_in_what_its_policy_does(tmp_path):
     assert critic.trunk.products == torch.bfloat16
     torch.nn.init.normal_(critic.head.weight)
     exact.load_state_dict(critic.state_dict())
-    packed = pack([np.arange(50, dtype=np.int32)])
-    values = [each.values(packed, torch.arange(49)) for each in (critic, exact)]
+    row = np.arange(50, dtype=np.int32)
+    values = [each.values([row], [row > 0]) for each in (critic, exact)]
     assert values[0].dtype == torch.float32
     assert 0 < (values[0] - values[1]).abs().max() < 0.02 * values[1].abs().max()
