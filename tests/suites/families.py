@@ -19,7 +19,7 @@ from trainers.policies.transformers import load_transformers
 from trainers.policy import token_logprobs
 
 PAGE = Path(__file__).parents[2] / "docs/models.md"
-_TITLE = "## Families"
+TITLE = "## Families"
 _HEAD = (
     "| family | for example | native too | rows | largest difference of a log-probability | vLLM's CPU build |\n"
     "|---|---|---|---|---|---|"
@@ -97,7 +97,7 @@ def main() -> None:
     """Write the table into the page."""
     logging.disable(logging.WARNING)
     page = PAGE.read_text()
-    start = page.index("|", page.index(_TITLE))
+    start = page.index("|", page.index(TITLE))
     end = page.index("\n\n", start)
     PAGE.write_text(page[:start] + table() + page[end:])
     print(f"Wrote {PAGE}.")
