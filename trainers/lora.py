@@ -98,7 +98,7 @@ def adapt(policy: Policy, settings: LoraSection, seed: int) -> None:
 
     layers = _targets(policy, settings)
     lora = Lora(settings, _digest(policy.published()))
-    policy.separate(layers)
+    policy.unfuse(layers)
     # A depends on the seed only, so every process draws the same, and the global generator does not advance.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

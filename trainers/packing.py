@@ -224,3 +224,13 @@ def _span(parts: Sequence[_Part], paths: Sequence[Index], device: torch.device |
 
 def _tensor(array: npt.NDArray[np.generic], device: torch.device | None) -> Tensor:
     return torch.from_numpy(array).to(device)
+
+
+def gathered(x_BHND: Tensor, index_SQ: Tensor) -> Tensor:
+    """The tokens at these positions of a batch of one, [S, heads, Q, D]."""
+    return (
+        x_BHND[0]
+        .index_select(1, index_SQ.flatten())
+        .view(x_BHND.shape[1], *index_SQ.shape, -1)
+        .transpose(0, 1)
+    )

@@ -92,7 +92,7 @@ class Policy(nn.Module, ABC):
         """Names of the linear layers in a block that can have adapters, as Hugging Face names them."""
 
     @abstractmethod
-    def separate(self, layers: Sequence[str]) -> None:
+    def unfuse(self, layers: Sequence[str]) -> None:
         """Make modules of their own of these linear layers, where they are fused."""
 
     @abstractmethod
@@ -104,7 +104,7 @@ class Policy(nn.Module, ABC):
         """
 
     @abstractmethod
-    def packed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def state_dict_of(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Hugging Face tensors in the layout of `state_dict()`, and adapters of zero: the inverse of
         `published`.
 
@@ -115,11 +115,11 @@ class Policy(nn.Module, ABC):
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Copy Hugging Face tensors into the policy, and set its adapters, if any, to zero.
 
-        Raises `PolicyError` as `packed` does; the policy is then unchanged.
+        Raises `PolicyError` as `state_dict_of` does; the policy is then unchanged.
         """
-        packed = self.packed(weights)
+        own = self.state_dict_of(weights)
         for name, tensor in self.state_dict().items():
-            tensor.copy_(packed[name])
+            tensor.copy_(own[name])
 
     def logprobs(self, rows: Sequence[IdArray], masks: Sequence[IdArray], temperature: float = 1.0) -> Tensor:
         """Logprobs at `temperature` of the tokens with mask 1, row after row, [M]: float32, or float64 if the

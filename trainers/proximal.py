@@ -240,7 +240,7 @@ class Snapshots:
                 from trainers.shards import scatter_weights
 
                 leads = self.world.rank == 0
-                scatter_weights(self.policy, self.policy.packed(self._read(version)) if leads else {})
+                scatter_weights(self.policy, self.policy.state_dict_of(self._read(version)) if leads else {})
             else:
                 self.policy.load(self._read(version))
             self._held[version] = copies(self.policy, "cpu")

@@ -249,7 +249,7 @@ class TrainedPolicy:
             from trainers.shards import gather_weights, scatter
 
             if self.policy.lora is None:
-                packed = self.policy.packed(weights) if weights is not None else {}
+                packed = self.policy.state_dict_of(weights) if weights is not None else {}
             else:
                 packed = gather_weights(self.policy) | tensors
             stepped = self.world.broadcast(optimizer is not None and bool(optimizer["state"]))

@@ -84,7 +84,8 @@ def written(
     if not tasks or not harness:
         raise ConfigError("--model needs --tasks and --harness, such as --tasks swe --harness codex.")
     name, text = run_file(model, tasks, harness, gpus, engine)
-    path = (folder or Path("runs") / name).with_suffix(".toml")
+    folder = folder or Path("runs") / name
+    path = folder.with_name(f"{folder.name}.toml")
     if path.exists() and path.read_text() != text:
         raise ConfigError(
             f"{path} is another file than these options make. Run that one (`harnessgym train {path}`), "

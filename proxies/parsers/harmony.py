@@ -46,9 +46,6 @@ class HarmonyParser(TurnParser):
         offered: Sequence[ToolSpec] = (),  # noqa: ARG002 - arguments are JSON
     ) -> None:
         super().__init__(table, call_prefix=call_prefix, stop_token_ids=stop_token_ids, tools=tools)
-        self._pending = ""
-        self._at = 0
-        """The characters before the pending text."""
         self._markup = ""
         """The header of the current message as it was written; None of it is text if the message parses."""
         self._channel = "analysis" if in_reasoning else ""
@@ -68,10 +65,8 @@ class HarmonyParser(TurnParser):
         """The tokens without which there are no channels."""
         return ("<|channel|>",)
 
-    def _read(self, text: str) -> None:
-        self._pending += text
-        while self._pending and (self._step_body() if self._channel else self._step_header()):
-            pass
+    def _step(self) -> bool:
+        return self._step_body() if self._channel else self._step_header()
 
     def _end(self) -> None:
         rest = self._take_text(len(self._pending))
@@ -80,12 +75,6 @@ class HarmonyParser(TurnParser):
             self._close("")
         elif (self._markup + rest).strip():
             self._reject(self._markup + rest)
-
-    def _take_text(self, length: int) -> str:
-        text = self._pending[:length]
-        self._pending = self._pending[length:]
-        self._at += length
-        return text
 
     def _step_header(self) -> bool:
         tag, end = Tags.of((_MESSAGE, *_ENDS)).find(self._pending)

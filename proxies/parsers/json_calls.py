@@ -1,13 +1,33 @@
-"""Reads tool calls that are JSON objects. Arguments keep the text that was written."""
+"""Reads tool calls whose arguments are JSON. Arguments keep the text that was written."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from proxies import strict_json
-from proxies.parsers.tagged import NamedCall
+from proxies.parsers.sequence import parts_of
+from proxies.parsers.tagged import NamedCall, TaggedParser
 
 _DECODER = json.JSONDecoder()
 _SPACE = " \t\r\n"
+
+
+class ListedCallsParser(TaggedParser):
+    """Parses turns with one list of calls, each with a head and arguments, between two tags."""
+
+    call: ClassVar["re.Pattern[str]"]
+    """One call of the list; its groups are the head and the arguments."""
+    separator = 0
+
+    def read_call(self, head: str, arguments: str) -> NamedCall | None:
+        """A call of the list; None if it is malformed."""
+        raise NotImplementedError
+
+    def read_calls(self, tag: str, body: str) -> Sequence[NamedCall] | None:  # noqa: ARG002
+        """See `TaggedParser.read_calls`."""
+        parts = parts_of(self.call, body)
+        return None if parts is None else all_read([self.read_call(part[1], part[2]) for part in parts])
 
 
 def read_object(

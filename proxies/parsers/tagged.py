@@ -69,10 +69,6 @@ class TaggedParser(TurnParser):
         self._state = _State.THINK if in_reasoning else _State.TEXT
         self._marked = in_reasoning
         """Whether there was reasoning or a call already."""
-        self._pending = ""
-        """Undecided text: perhaps the start of a tag."""
-        self._at = 0
-        """The characters before it."""
         self._tag = ""
         """The tag that opened the current call, and its closing tag."""
         self._close = ""
@@ -121,19 +117,7 @@ class TaggedParser(TurnParser):
         if self._state is not _State.THINK and (self._solid or not self._marked):
             self._emit("".join(self._held))
 
-    def _read(self, text: str) -> None:
-        self._pending += text
-        while self._pending and self._step():
-            pass
-
-    def _take_text(self, length: int) -> str:
-        text = self._pending[:length]
-        self._pending = self._pending[length:]
-        self._at += length
-        return text
-
     def _step(self) -> bool:
-        """Consume pending text through the next tag. Returns False if more text is needed."""
         if self._state is _State.CALL:
             return self._step_call()
         if self._state is _State.TEXT and self._tools and not self._solid and not self._calls:

@@ -13,7 +13,7 @@ from proxies.parsers.reasoning import Spans
 
 
 class TurnParser:
-    """Parses one sampled turn. A grammar defines `_read` and `_end`.
+    """Parses one sampled turn. A grammar defines `_step` and `_end`.
 
     A tool call's id is `call_prefix` and the call's index. `stop_token_ids` are control tokens, not text.
     """
@@ -29,6 +29,10 @@ class TurnParser:
         self._call_prefix = call_prefix
         self._stop = frozenset(stop_token_ids)
         self._tools = tools
+        self._pending = ""
+        """Undecided text: perhaps the start of a tag."""
+        self._at = 0
+        """The number of characters before the pending text."""
         self._reasoned = Spans()
         self._deltas: list[ParsedDelta] = []
         self._content: list[str] = []
@@ -67,13 +71,25 @@ class TurnParser:
             tool_calls=tuple(self._calls),
         )
 
-    def _read(self, text: str) -> None:
-        """Take in more text."""
+    def _step(self) -> bool:
+        """Take pending text through the next tag. Returns False if more text is needed."""
         raise NotImplementedError
 
     def _end(self) -> None:
         """Settle what was held back: no more text comes."""
         raise NotImplementedError
+
+    def _read(self, text: str) -> None:
+        self._pending += text
+        while self._pending and self._step():
+            pass
+
+    def _take_text(self, length: int) -> str:
+        """Remove this many characters from the pending text, and return them."""
+        text = self._pending[:length]
+        self._pending = self._pending[length:]
+        self._at += length
+        return text
 
     def _take(self) -> list[ParsedDelta]:
         deltas = self._deltas

@@ -488,7 +488,7 @@ def test_an_average_that_began_again_is_not_the_one_that_went_on(tmp_path, model
 
 
 def packed(model, weights):
-    return load_policy(model).packed(weights)
+    return load_policy(model).state_dict_of(weights)
 
 
 def test_rewards_are_trained_on_as_they_are_where_the_baseline_is_chosen(tmp_path, model):

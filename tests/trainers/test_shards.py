@@ -148,7 +148,7 @@ def scattered_and_gathered(world, weights, state, then):
     scatter(
         policy,
         optimizer,
-        policy.packed(weights) if leads else {},
+        policy.state_dict_of(weights) if leads else {},
         (state if leads else {}) if state else None,
     )
     if then:

@@ -7,6 +7,7 @@ for each engine, versions on disk. Activations and harnesses come on top. So a r
 import shutil
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,7 +82,8 @@ def disk_need(config: RunConfig, facts: ModelFacts) -> CapacityNeed:
     """Disk of the newest versions and of the checkpoint, while the next one is written."""
     publish = config.trainer.publish
     each = _F32 if publish.dtype in (None, "float32") else 2
-    full = 2 if publish.kind == "delta" else min(publish.keep or _DEFAULT_KEPT, config.trainer.steps + 1)
+    # A chain of deltas stands on one full version, whose deltas are small beside it.
+    full = 1 if publish.kind == "delta" else min(publish.keep or _DEFAULT_KEPT, config.trainer.steps + 1)
     state = 0 if config.trainer.lora.on else 3 * _F32 * facts.parameters
     return CapacityNeed({"versions": full * each * facts.parameters, "checkpoints": 2 * state})
 
@@ -101,20 +103,21 @@ def check_capacity(config: RunConfig, root: Path) -> None:
     memory = psutil.virtual_memory().total
     if main.total > memory:
         raise ConfigError(
-            f"policy.path: a run of {_count(facts.parameters)} weights needs at least {main.text()} of main "
+            f"policy.path: a run of {facts.count} weights needs at least {main.text()} of main "
             f"memory, and this machine has {_size(memory)}: {_remedy(config)}."
         )
     if config.trainer.device == "cuda" and (devices := _gpu_memory()):
         held = sum(devices[: config.trainer.processes])
         if trainer.total > held:
             raise ConfigError(
-                f"policy.path: training {_count(facts.parameters)} weights needs at least {trainer.text()} "
+                f"policy.path: training {facts.count} weights needs at least {trainer.text()} "
                 f"of GPU memory, and {config.trainer.processes} GPUs have {_size(held)}: {_remedy(config)}, "
                 "or raise trainer.processes."
             )
     disk = disk_need(config, facts)
     usage = shutil.disk_usage(_existing(root))
-    if usage.total and disk.total > usage.free:  # /proc and its like have no size
+    # What a run that goes on has written already is part of what it needs.
+    if usage.total and disk.total > usage.free + _written(root):  # /proc and its like have no size
         raise ConfigError(
             f"The run's folder needs at least {disk.text()}, and {root} has {_size(usage.free)} free: choose "
             'another --folder, or set trainer.publish.dtype = "bfloat16" or a smaller trainer.publish.keep.'
@@ -137,13 +140,18 @@ def _gpu_memory() -> list[int]:
         return []
 
 
+def _written(root: Path) -> int:
+    """Bytes of the files in a run's folder."""
+    sizes = 0
+    for path in root.rglob("*"):
+        with suppress(OSError):  # another process may be removing it
+            sizes += path.lstat().st_size
+    return sizes
+
+
 def _existing(path: Path) -> Path:
     return next(each for each in (path, *path.resolve().parents) if each.exists())
 
 
 def _size(amount: int) -> str:
     return f"{amount / 1e9:.1f} GB" if amount >= 1e8 else f"{amount / 1e6:.1f} MB"
-
-
-def _count(parameters: int) -> str:
-    return f"{parameters / 1e9:.1f} billion" if parameters >= 1e9 else f"{parameters / 1e6:.1f} million"

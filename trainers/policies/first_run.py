@@ -24,6 +24,7 @@ _WHOLE_WEIGHTS = 3_000_000_000
 activations."""
 _WEIGHT_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HARNESS_CLASS = re.compile(r"\w+(\.\w+)*:\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class FirstRun:
     tasks: str
     """Task set, as in `[tasks] set`."""
     harness: str
-    """Registered harness, or a command line."""
+    """Registered harness, its `module:Class`, or a command line."""
     gpus: int = 0
     engine: str = ""
     """URL of a vLLM that serves the model; the run's own engines if empty."""
@@ -57,7 +58,7 @@ class FirstRun:
                 "address as --engine."
             )
         name = f"{_plain(folder.name)}-{_plain(Path(self.tasks).stem)}"
-        made_of = f"{_count(facts)} weights, {self.tasks} with {self.harness}"
+        made_of = f"{facts.count} weights, {self.tasks} with {self.harness}"
         head = f"# Made by `harnessgym train --model`: {made_of}.\n"
         return name, head + tomli_w.dumps(_config(self, name, folder, facts))
 
@@ -106,6 +107,8 @@ def _config(run: FirstRun, name: str, folder: Path, facts: ModelFacts) -> dict[s
 def _harness(named: str) -> dict[str, Any]:
     if named in names("harness") and named != "command":
         return {"name": named, "type": named}
+    if _HARNESS_CLASS.fullmatch(named):
+        return {"name": _plain(named.rpartition(":")[2]), "type": named}
     argv = shlex.split(named)
     if not argv:
         raise ConfigError(f"--harness: name one of {', '.join(names('harness'))}, or a command line.")
@@ -140,8 +143,3 @@ def _trainer(run: FirstRun, facts: ModelFacts, small: bool) -> dict[str, Any]:
 def _plain(name: str) -> str:
     """A name that may be a folder and a model's name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
-
-
-def _count(facts: ModelFacts) -> str:
-    size = facts.parameters
-    return f"{size / 1e9:.1f} billion" if size >= 1e9 else f"{size / 1e6:.1f} million"

@@ -1,6 +1,5 @@
 """Loads a policy from a Hugging Face folder, as the kind that computes it."""
 
-import json
 from pathlib import Path
 
 import torch
@@ -10,13 +9,11 @@ from torch import Tensor
 
 from harnessgym.errors import PolicyError
 from harnessgym.run_config.run import Implementation
-from trainers.policies.model_folder import read_config, why_not_native
+from trainers.policies.model_folder import read_config, weight_files, why_not_native
 from trainers.policies.native import NativePolicy
 from trainers.policies.native_config import NativeConfig
 from trainers.policies.native_weights import HEAD
 from trainers.policy import Policy
-
-_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def load_policy(
@@ -64,16 +61,10 @@ def load_native(folder: Path, dtype: torch.dtype = torch.float32) -> NativePolic
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
-    names = [_WEIGHTS]
-    try:
-        if (folder / _INDEX).is_file() and not (folder / _WEIGHTS).exists():
-            index = json.loads((folder / _INDEX).read_text())["weight_map"]
-            names = sorted(set(index.values()))
-        weights: dict[str, Tensor] = {}
-        for name in names:
-            weights |= load_file(folder / name)
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise PolicyError(
-            f"The weights at {folder}/{_WEIGHTS} cannot be read: {error}. Restore the file."
-        ) from error
+    weights: dict[str, Tensor] = {}
+    for path in weight_files(folder) or (folder / "model.safetensors",):
+        try:
+            weights |= load_file(path)
+        except (OSError, SafetensorError, ValueError) as error:
+            raise PolicyError(f"The weights at {path} cannot be read: {error}. Restore the file.") from error
     return weights

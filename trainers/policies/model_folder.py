@@ -15,9 +15,10 @@ from harnessgym.errors import ConfigError, PolicyError
 from harnessgym.run_config.run import PolicySection
 from trainers.policies.native_config import NativeConfig
 
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _WEIGHTS = (
-    "model.safetensors",
-    "model.safetensors.index.json",
+    _WHOLE,
+    _INDEX,
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
@@ -116,13 +117,38 @@ class ModelFacts:
     native: bool
     """Whether the native policy and the run's own engines compute it."""
 
+    @property
+    def count(self) -> str:
+        """The number of weights, for a message."""
+        size = self.parameters
+        return f"{size / 1e9:.1f} billion" if size >= 1e9 else f"{size / 1e6:.1f} million"
+
+
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The safetensors files that hold a model: one, or those of its index, or whatever there is.
+
+    Folders from a hub may hold the same weights again under other names. Raises `PolicyError` if the index
+    cannot be read.
+    """
+    if (folder / _WHOLE).exists():
+        return (folder / _WHOLE,)
+    index = folder / _INDEX
+    if not index.is_file():
+        return tuple(sorted(folder.glob("*.safetensors")))
+    try:
+        return tuple(
+            folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PolicyError(f"{index} cannot be read: {error!r}. Restore the file.") from error
+
 
 def facts_of(folder: Path) -> ModelFacts:
     """Reads a folder's configuration and the headers of its weights. Raises `PolicyError`."""
     raw = read_config(folder)
     text = raw.get("text_config") or raw
     sizes: Counter[str] = Counter()
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         for entry in _header(path).values():
             sizes[entry["dtype"]] += math.prod(entry["shape"])
     if not sizes:

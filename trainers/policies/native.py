@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harnessgym.tokens import IdArray
-from trainers.packing import PackedSpan, pack, packed_size
+from trainers.packing import PackedSpan, gathered, pack, packed_size
 from trainers.policies import native_weights
 from trainers.policies.native_config import NativeConfig
 from trainers.policy import Policy
@@ -77,9 +77,9 @@ class Attention(nn.Module):
         """Attention output [1, N, hidden] of packed rows (B is 1)."""
         outputs = []
         for span in spans:
-            q = _gathered(q_BHND, span.queries_SQ)
-            k = _gathered(k_BHND, span.keys_SK)
-            v = _gathered(v_BHND, span.keys_SK)
+            q = gathered(q_BHND, span.queries_SQ)
+            k = gathered(k_BHND, span.keys_SK)
+            v = gathered(v_BHND, span.keys_SK)
             mask = None if span.mask_SQK is None else span.mask_SQK[:, None]
             out = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.heads != self.kv_heads
@@ -224,15 +224,15 @@ class NativePolicy(Policy):
         """The projections of a block by their Hugging Face names."""
         return native_weights.PROJECTIONS
 
-    def separate(self, layers: Sequence[str]) -> None:
+    def unfuse(self, layers: Sequence[str]) -> None:
         """Split the fused projections that have one of these layers."""
-        native_weights.separate(self, layers)
+        native_weights.unfuse(self, layers)
 
     def published(self, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Copies of all weights under their Hugging Face names, with adapters merged."""
         return native_weights.published(self, state)
 
-    def packed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def state_dict_of(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Hugging Face tensors in the layout of `state_dict()`. Raises `PolicyError` if they do not fit."""
         return {name: torch.cat(parts) for name, parts in native_weights.parts(self, weights).items()}
 
@@ -301,16 +301,6 @@ class NativePolicy(Policy):
     def _one_mask(self, position_B1: Tensor, horizon: int) -> Tensor:
         """Additive mask [B * kv_heads, 1, horizon] for one query per sequence."""
         return self._mask(position_B1, horizon).repeat_interleave(self.config.num_key_value_heads, dim=0)
-
-
-def _gathered(x_BHND: Tensor, index_SQ: Tensor) -> Tensor:
-    """The tokens at these positions of a batch of one, [S, heads, Q, D]."""
-    return (
-        x_BHND[0]
-        .index_select(1, index_SQ.flatten())
-        .view(x_BHND.shape[1], *index_SQ.shape, -1)
-        .transpose(0, 1)
-    )
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

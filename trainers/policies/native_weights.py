@@ -41,7 +41,7 @@ class SeparateProjections(nn.Module):
         return torch.cat([part(x) for part in self.children()], dim=-1)
 
 
-def separate(policy: "NativePolicy", layers: Sequence[str]) -> None:
+def unfuse(policy: "NativePolicy", layers: Sequence[str]) -> None:
     """Split the fused projections that have one of these layers."""
     config = policy.config
     kv = config.num_key_value_heads * config.head_dim

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from trainers.packing import Packed, PackedSpan
+from trainers.packing import Packed, PackedSpan, gathered
 
 NAME = "harnessgym_spans"
 """Its name in transformers."""
@@ -72,16 +72,6 @@ def attend(
             out = _explicit(q, k, v, mask, scale, softcap, s_aux)
         outputs.append(out.transpose(1, 2).flatten(0, 1).index_select(0, span.real))
     return torch.cat(outputs)[None], None
-
-
-def gathered(x_BHND: Tensor, index_SQ: Tensor) -> Tensor:
-    """The tokens at these positions of a batch of one, [S, heads, Q, D]."""
-    return (
-        x_BHND[0]
-        .index_select(1, index_SQ.flatten())
-        .view(x_BHND.shape[1], *index_SQ.shape, -1)
-        .transpose(0, 1)
-    )
 
 
 def _mask(span: PackedSpan, positions_N: Tensor, window: int | None) -> Tensor | None:

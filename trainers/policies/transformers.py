@@ -8,7 +8,7 @@ compute each row by itself, in a batch that is padded at the end, where padding 
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,33 +40,44 @@ _ROUTERS = frozenset({"gate", "router"})
 """Linear layers that choose experts. They get no adapters."""
 _UNBOUNDED = 1 << 20
 """Context of a model that states none."""
-_SEEN = 64
+_TRIED_WINDOW = 64
 """Widest sliding window beyond which the trial's rows reach."""
+_TRIED_TOKENS = 12
+"""Tokens on which the head is tried."""
+_SAME = 1e-3
+"""Largest difference of logits, as a share of the largest one, at which they count as the same."""
 _CLOSE = 1e-2
 """Largest difference of log-probabilities at which packed rows count as the model's own."""
+
+Head = Callable[[Tensor], Tensor]
+"""Makes logits [M, vocabulary] of hidden states [M, hidden_size]."""
 
 
 class TransformersPolicy(Policy):
     """A model of transformers as a policy."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """`model` becomes the policy's own. Its dropout stays off, as in engines."""
+        """`model` becomes the policy's own. Its dropout stays off, as in engines.
+
+        Raises `PolicyError` if the model's logits do not follow from its last hidden states.
+        """
         super().__init__()
         self.model = model.eval()
+        _turn_off_dropout(model)
         text = model.config.get_text_config()
         self.vocabulary = int(text.vocab_size)
         self.context = int(getattr(text, "max_position_embeddings", None) or _UNBOUNDED)
         self.hidden_size = int(text.hidden_size)
-        self.short = _short_rows(text)
-        """Rows up to this length may share a pass whatever their lengths; each longer one has its own.
-        None: all may."""
-        if self.short is not None:
+        self.constant_rope = _constant_rope(text)
+        """Length up to which the model's RoPE does not depend on the longest row. If a batch has a longer
+        row, each row has its own pass. None: RoPE depends on no length."""
+        if self.constant_rope is not None:
             # The processes of a sharded policy must make equally many passes over a batch.
             self.one_process_because = (
                 "its RoPE depends on the length of a row, so long rows have passes of their own"
             )
         # Not as submodules, whose weights would count twice.
-        self._head = (_head_of(model),)
+        self._head = (self._choose_head(),)
         self.padded_because = self._why_padded()
         """Why rows are padded instead of packed; empty if they are packed."""
 
@@ -115,8 +126,7 @@ class TransformersPolicy(Policy):
 
     def logits(self, hidden_ME: Tensor) -> Tensor:
         """Logits, with whatever the model does after its projection (bounds, scales)."""
-        logits: Tensor = self._head[0](inputs_embeds=hidden_ME[None], use_cache=False).logits[0]
-        return logits
+        return self._head[0](hidden_ME)
 
     def features(self, hidden_ME: Tensor) -> Tensor:
         """The model normalises its last hidden states itself."""
@@ -137,7 +147,7 @@ class TransformersPolicy(Policy):
             "vocabulary",
             "context",
             "hidden_size",
-            "short",
+            "constant_rope",
             "padded_because",
             "products",
             "checkpointing",
@@ -155,7 +165,7 @@ class TransformersPolicy(Policy):
         ]
         return tuple(name for name in dict.fromkeys(names) if name not in _ROUTERS)
 
-    def separate(self, layers: Sequence[str]) -> None:
+    def unfuse(self, layers: Sequence[str]) -> None:
         """Nothing is fused here."""
 
     def published(self, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
@@ -168,7 +178,7 @@ class TransformersPolicy(Policy):
         reverted = revert_weight_conversion(self.model, kept)
         return {name: tensor.detach().clone().contiguous() for name, tensor in reverted.items()}
 
-    def packed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def state_dict_of(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A checkpoint's tensors in the layout of `state_dict()`. Raises `PolicyError` if they do not fit."""
         converted = self._converted(weights)
         return {
@@ -177,6 +187,30 @@ class TransformersPolicy(Policy):
             else converted[_plain(name)]
             for name, target in self.state_dict().items()
         }
+
+    @torch.no_grad()
+    def _choose_head(self) -> Head:
+        """What makes the model's logits of its last hidden states, found on a few tokens.
+
+        Raises `PolicyError` if nothing does.
+        """
+        ids = torch.arange(_TRIED_TOKENS, device=self.device)[None] % self.vocabulary
+        expected = self.model(input_ids=ids, use_cache=False).logits[0]
+        hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
+        differences = []
+        for head in (_AfterBody(self.model), self.model.get_output_embeddings()):
+            try:
+                difference = float((head(hidden) - expected).abs().max())
+            except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
+                differences.append(repr(error))
+                continue
+            if difference <= _SAME * float(expected.abs().max()):
+                return head
+            differences.append(f"they differ by {difference:.2g}")
+        raise PolicyError(
+            f"The logits of {type(self.model).__name__} do not follow from its last hidden states, so it "
+            f"cannot be trained: {'; '.join(differences)}."
+        )
 
     def _why_padded(self) -> str:
         """Why rows cannot be packed; empty if they can. Then the model's attention is replaced."""
@@ -201,7 +235,7 @@ class TransformersPolicy(Policy):
         draw = np.random.default_rng(0)
         config = self.model.config.get_text_config()
         window = getattr(config, "sliding_window", None)
-        own = 8 + (window if isinstance(window, int) and window <= _SEEN else 0)
+        own = 8 + (window if isinstance(window, int) and window <= _TRIED_WINDOW else 0)
         prompt, *ends = (draw.integers(0, self.vocabulary, size) for size in (12, own, own + 3, own + 5))
         rows = [
             np.concatenate(parts).astype(np.int32)
@@ -258,7 +292,7 @@ class TransformersPolicy(Policy):
 
     def _passes(self, rows: Sequence[IdArray]) -> Iterator[list[int]]:
         """Which rows share a pass. In order, so that results are, too."""
-        if self.short is None or max(map(len, rows)) <= self.short:
+        if self.constant_rope is None or max(map(len, rows)) <= self.constant_rope:
             yield list(range(len(rows)))
             return
         for index in range(len(rows)):
@@ -361,7 +395,7 @@ def _check_loaded(info: Mapping[str, Any], where: str) -> None:
         raise PolicyError(f"{where} do not fit config.json: {name}. Use both files of one model.")
 
 
-class _Output:
+class _BodyOutput:
     """What a model's head reads of its body's output: the hidden states, and nothing else."""
 
     def __init__(self, last_hidden_state: Tensor) -> None:
@@ -374,19 +408,33 @@ class _Output:
         return None
 
 
-class _Given(nn.Module):
+class _HiddenStates(nn.Module):
     """In place of a model's body: returns the hidden states that it is given."""
 
-    def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> _Output:
+    def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> _BodyOutput:
         """The hidden states, as a body returns them."""
-        return _Output(inputs_embeds)
+        return _BodyOutput(inputs_embeds)
 
 
-def _head_of(model: PreTrainedModel) -> PreTrainedModel:
-    """The model with hidden states in place of its body: it shares all weights after that."""
-    head = copy.copy(model)
-    vars(head)["_modules"] = dict(model.named_children()) | {model.base_model_prefix: _Given()}
-    return head
+class _AfterBody:
+    """What a model does with its body's output. It shares the model's weights."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = copy.copy(model)
+        body = {model.base_model_prefix: _HiddenStates()}
+        vars(self._model)["_modules"] = dict(model.named_children()) | body
+
+    def __call__(self, hidden_ME: Tensor) -> Tensor:
+        logits: Tensor = self._model(inputs_embeds=hidden_ME[None], use_cache=False).logits[0]
+        return logits
+
+
+def _turn_off_dropout(model: PreTrainedModel) -> None:
+    """Some layers read a probability of their own in training mode, in which layers recompute activations."""
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 def _plain(name: str) -> str:
@@ -394,7 +442,7 @@ def _plain(name: str) -> str:
     return name.removeprefix(_PREFIX).replace(".base_layer", "")
 
 
-def _short_rows(config: Any) -> int | None:
+def _constant_rope(config: Any) -> int | None:
     """The longest row whose RoPE does not depend on its length; None if none does."""
     ropes = getattr(config, "rope_parameters", None) or {}
     each = [rope for rope in (ropes, *ropes.values()) if isinstance(rope, Mapping)]

@@ -58,6 +58,11 @@ def test_versions_and_checkpoints_are_on_disk():
     assert disk_need(config, facts(1_000)).parts == {"versions": 6_000, "checkpoints": 24_000}
 
 
+def test_a_chain_of_deltas_stands_on_one_full_version():
+    config = config_of(publish={"kind": "delta"})
+    assert disk_need(config, facts(1_000)).parts["versions"] == 4_000
+
+
 def test_what_fits_is_accepted(tmp_path):
     check_capacity(config_of(), tmp_path / "runs/new")
 
@@ -85,3 +90,7 @@ def test_too_little_disk_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(capacity.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(ConfigError, match="--folder"):
         check_capacity(config_of(), tmp_path)
+    # What the run has written before it was stopped does not count against it.
+    (tmp_path / "versions").mkdir()
+    (tmp_path / "versions/model.safetensors").write_bytes(bytes(10_000_000))
+    check_capacity(config_of(), tmp_path)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harnessgym.cli.first_run import written
 from harnessgym.config import validate
 from harnessgym.errors import ConfigError
 from harnessgym.run_config.run import RunConfig
@@ -64,6 +65,16 @@ def test_adapters_are_trained_where_whole_weights_do_not_fit(monkeypatch, parame
     assert trainer.gradient_checkpointing
     assert trainer.publish.dtype == "bfloat16"
     assert trainer.update["lr"] == (2e-5 if adapters else 1e-6)
+
+
+def test_a_harness_may_be_a_class():
+    harness = config_of(FirstRun(SHIPPED, "lookup", "harnessgym.harnesses.codex:CodexHarness")).harnesses[0]
+    assert (harness.name, harness.type) == ("CodexHarness", "harnessgym.harnesses.codex:CodexHarness")
+
+
+def test_a_folder_s_name_may_have_dots(tmp_path):
+    path = written(SHIPPED, "lookup", "codex", 0, "", tmp_path / "Qwen3.5-4B")
+    assert path == tmp_path / "Qwen3.5-4B.toml"
 
 
 @pytest.mark.parametrize("model", ["nowhere", "environments/lookup", "Some/Model"])

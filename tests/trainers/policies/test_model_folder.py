@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from harnessgym.errors import ConfigError
+from harnessgym.errors import ConfigError, PolicyError
 from harnessgym.run_config.run import PolicySection
 from tests.trainers.policies.families import tiny_model
-from trainers.policies.model_folder import check_model
+from trainers.policies.model_folder import check_model, facts_of
 
 SHIPPED = Path("environments/lookup/policy")
 
@@ -51,6 +51,20 @@ def test_a_missing_file_is_named(file, says, folder):
         (folder / "tokenizer_config.json").write_text("{}")
     with pytest.raises(ConfigError, match=rf"policy\.path.*{says}"):
         checked(folder, embedded=False)
+
+
+def test_weights_that_a_folder_holds_twice_count_once(folder):
+    before = facts_of(folder).parameters
+    shutil.copy(folder / "model.safetensors", folder / "consolidated.safetensors")
+    assert facts_of(folder).parameters == before
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    assert facts_of(folder).parameters == 2 * before
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}}))
+    assert facts_of(folder).parameters == before
+    index.write_text("{")
+    with pytest.raises(PolicyError, match="index"):
+        facts_of(folder)
 
 
 def test_a_template_in_the_tokenizer_s_configuration_counts(folder):

@@ -65,7 +65,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
 @pytest.mark.parametrize("tied", [True, False])
 def test_what_is_published_is_packed_again_as_it_was(family, tied):
     _, policy = peer_and_policy(family, tie_word_embeddings=tied)
-    packed, state = policy.packed(policy.published()), policy.state_dict()
+    packed, state = policy.state_dict_of(policy.published()), policy.state_dict()
     assert packed.keys() == state.keys()
     assert all(torch.equal(packed[name], tensor) for name, tensor in state.items())
 

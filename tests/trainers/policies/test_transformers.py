@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, OPTConfig, OPTForCausalLM, Qwen2ForCausalLM
 
 from harnessgym.errors import PolicyError
 from harnessgym.run_config.trainer import LoraSection
@@ -275,3 +275,42 @@ def test_targets_that_the_model_lacks_are_refused(tmp_path):
 
     with pytest.raises(TrainerError, match="qkv_proj"):
         adapt(load_transformers(tmp_path), LoraSection(rank=2, targets=("q_proj",)), seed=1)
+
+
+def test_layers_with_a_dropout_of_their_own_drop_nothing_when_they_recompute_activations(tmp_path):
+    sizes = {"hidden_size": 16, "word_embed_proj_dim": 16, "ffn_dim": 32, "max_position_embeddings": 64}
+    config = OPTConfig(vocab_size=97, num_hidden_layers=2, num_attention_heads=2, dropout=0.5, **sizes)
+    OPTForCausalLM(config).save_pretrained(tmp_path)
+    rows, masks = some_rows()
+    policies = [load_policy(tmp_path, "transformers", checkpointing=each) for each in (False, True)]
+    assert_close(*(gradients(policy, policy.logprobs(rows, masks)) for policy in policies))
+
+
+class _Biased(Qwen2ForCausalLM):
+    """A model that adds to its logits what does not follow from its last hidden states."""
+
+    def forward(self, input_ids=None, **others):
+        out = super().forward(input_ids, **others)
+        if input_ids is not None:
+            out.logits = out.logits + input_ids[..., None]
+        return out
+
+
+class _Bound(Qwen2ForCausalLM):
+    """A model that computes nothing without token ids."""
+
+    def forward(self, input_ids=None, **others):
+        return super().forward(input_ids[:], **others)
+
+
+def test_a_model_whose_logits_do_not_follow_from_its_hidden_states_is_refused():
+    with pytest.raises(PolicyError, match=r"_Biased do not follow from .* differ by"):
+        TransformersPolicy(_Biased(tiny_model("qwen2").config))
+
+
+def test_a_model_that_cannot_be_given_hidden_states_is_computed_with_its_output_embeddings():
+    model = _Bound(tiny_model("qwen2").config)
+    rows, masks = some_rows()
+    expected = of_transformers(model, rows, masks)
+    found = TransformersPolicy(model).logprobs(rows, masks, TEMPERATURE)
+    assert (found - expected).abs().max() <= 1e-5
