@@ -27,9 +27,11 @@ from harnessgym.run_folder import write_json
 from harnessgym.traces.trajectories import Row
 from trainers import checkpoint
 from trainers.checkpoint import Checkpoint, CheckpointWriter, RandomState
+from trainers.optimizer import make_optimizer
 from trainers.policies.native import NativePolicy
 from trainers.policies.native_config import NativeConfig
-from trainers.update import UpdateSettings, make_optimizer, policy_update
+from trainers.update import policy_update
+from trainers.update_settings import UpdateSettings
 from trainers.weights.publish import publish_full
 
 _SHAPES = {10: (4_096, 320, 6), 60: (16_384, 640, 10), 135: (49_152, 576, 30)}

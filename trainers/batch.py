@@ -178,11 +178,13 @@ def make_batch(
     estimator: Estimator,
     shuffle: np.random.Generator | None,
     steps_kept: float = 1.0,
+    *,
+    all_groups: bool = False,
 ) -> Batch:
     """Join groups for a step from `version`.
 
     `shuffle` permutes the rewards over all rollouts first: the control experiment, in which nothing can be
-    learnt. `steps_kept` is passed to `group_part`.
+    learnt. `steps_kept` and `all_groups` are passed to `group_part`.
     """
     if shuffle is not None:
         groups = shuffled(groups, shuffle)
@@ -191,7 +193,7 @@ def make_batch(
         advantages = estimator.over_batch(advantages)
     return join(
         [
-            group_part(group, own, version, chain, steps_kept)
+            group_part(group, own, version, chain, steps_kept, all_groups=all_groups)
             for group, own in zip(groups, advantages, strict=True)
         ]
     )
@@ -203,16 +205,23 @@ def gives_signal(estimator: Estimator, group: LoadedGroup) -> bool:
 
 
 def group_part(
-    group: LoadedGroup, advantages: Advantages, version: int, chain: VersionChain, steps_kept: float = 1.0
+    group: LoadedGroup,
+    advantages: Advantages,
+    version: int,
+    chain: VersionChain,
+    steps_kept: float = 1.0,
+    *,
+    all_groups: bool = False,
 ) -> GroupPart:
     """A group's part in a step from `version`, with these advantages.
 
     If they are zero for all tokens, the group's rows are left out of the step and its means (as in DAPO,
     arXiv 2503.14476), and so are those of a dropped rollout. The ledger counts both as trained with advantage
     zero. With `steps_kept` below 1 the low-entropy turns of a group with a signal have advantage zero, too,
-    but count in every mean. Raises `TrainerError` for advantages that are not finite.
+    but count in every mean. With `all_groups` a group without a signal takes part, too: its tokens' losses
+    have terms beside the advantage. Raises `TrainerError` for advantages that are not finite.
     """
-    signal = _has_signal(group, advantages)
+    signal = _has_signal(group, advantages) or all_groups
     if signal and steps_kept < 1:
         advantages = surest_masked(group.rows, advantages, steps_kept)
     rows: list[Row] = []

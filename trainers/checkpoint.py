@@ -73,6 +73,8 @@ class Checkpoint:
     adapters: dict[str, Any] | None = None
     """`trainers.lora.Lora.state`, if adapters are trained. The file then has no weights; they are merged
     again."""
+    references: dict[str, Any] | None = None
+    """States of the reference policy and the teacher, if there are any; see `trainers.reference`."""
     run: str = ""
     """Id of the run that saved it; empty if an earlier release did."""
 

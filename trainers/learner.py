@@ -44,6 +44,7 @@ from trainers.weights.publish import Publisher
 from trainers.world import World, launch
 
 _SETTLED = ("consumed", "dropped")
+_State = dict[str, Any] | None
 
 
 class LengthBias:
@@ -174,7 +175,13 @@ class Learner:
         newest = self.store.read(lambda conn: policies.latest(conn, self.policy_id))
         if state is not None:
             self.trained_policy.load(
-                state.weights, state.optimizer, state.randoms, state.proximal, state.critic, state.adapters
+                state.weights,
+                state.optimizer,
+                state.randoms,
+                state.proximal,
+                state.critic,
+                state.adapters,
+                state.references,
             )
             if state.adapters is not None:
                 state = replace(state, weights=self._merged(state.version))
@@ -226,6 +233,7 @@ class Learner:
         """
         began = time.perf_counter()
         batch, measured = self.algorithm.train_on(groups, self)
+        self.trained_policy.end_batch()
         if due(self.step + 1, self.config.trainer.steps):
             check_channels(channels_of(self.algorithm), self.store, self.run.id)
         given_up = self.collector.given_up(self.version)
@@ -274,12 +282,13 @@ class Learner:
         """Wait until the last step's checkpoint is written and its version published. Raises its error."""
         self.writer.settle()
 
-    def _further_states(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None, dict[str, Any] | None]:
-        """States of the proximal policy, the critic and the adapters."""
+    def _further_states(self) -> tuple[_State, _State, _State, _State]:
+        """States of the proximal policy, the critic, the adapters and the references."""
         return (
             self.trained_policy.proximal_state(),
             self.trained_policy.critic_state(),
             self.trained_policy.adapter_state(),
+            self.trained_policy.reference_state(),
         )
 
     def ages(self, rows: Sequence[Row], chain: VersionChain) -> list[IdArray] | None:

@@ -6,9 +6,9 @@ loads. `policies/loading.py` chooses.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -128,14 +128,48 @@ class Policy(nn.Module, ABC):
         Logits are computed for these tokens only. If they would take much memory they are not kept, and the
         backward pass computes them again.
         """
-        hidden_ME, targets_M = self.hidden(rows, masks)
-        limit = max(1, _LOGITS // self.vocabulary)
-        if len(hidden_ME) <= limit:
-            return self._chosen(hidden_ME, targets_M, temperature)
-        parts = zip(torch.split(hidden_ME, limit), torch.split(targets_M, limit), strict=True)
-        return torch.cat(
-            [checkpoint(self._chosen, *part, temperature, use_reentrant=False) for part in parts]
-        )
+
+        def compute(hidden_ME: Tensor, targets_M: Tensor) -> Tensor:
+            return chosen_logprobs(self._scores(hidden_ME, temperature), targets_M)
+
+        return self._in_parts(compute, *self.hidden(rows, masks))
+
+    def likeliest(
+        self,
+        rows: Sequence[IdArray],
+        masks: Sequence[IdArray],
+        temperature: float,
+        count: int,
+        vocabulary: int,
+    ) -> Tensor:
+        """For the tokens with mask 1 the `count` likeliest tokens in their place, then the logprobs of these,
+        float64 [M, 2 * count]. Rows and masks are those of `hidden`. Ids from `vocabulary` on do not count.
+        """
+
+        def compute(hidden_ME: Tensor, _: Tensor) -> Tensor:
+            scores_MV = self._scores(hidden_ME, temperature)[:, :vocabulary]
+            top = scores_MV.topk(count, dim=-1)
+            logprobs_MK = top.values - scores_MV.logsumexp(-1, keepdim=True)
+            return torch.cat((top.indices.double(), logprobs_MK.double()), dim=-1)
+
+        return self._in_parts(compute, *self.hidden(rows, masks))
+
+    def compared(
+        self,
+        rows: Sequence[IdArray],
+        masks: Sequence[IdArray],
+        temperature: float,
+        comparison: "PolicyComparison",
+    ) -> Tensor:
+        """`logprobs`, and beside each the divergence from another policy, [M, 2]."""
+
+        def compute(hidden_ME: Tensor, targets_M: Tensor, *tensors: Tensor) -> Tensor:
+            scores_MV = self._scores(hidden_ME, temperature)
+            divergence_M = comparison.divergence(scores_MV, *tensors)
+            return torch.stack((chosen_logprobs(scores_MV, targets_M), divergence_M), dim=1)
+
+        known = [each.to(self.device) for each in comparison.tensors(rows, masks)]
+        return self._in_parts(compute, *self.hidden(rows, masks), *known)
 
     def autocast(self) -> AbstractContextManager[object]:
         """The context in which matrix products have the precision `products`."""
@@ -145,10 +179,39 @@ class Policy(nn.Module, ABC):
             else torch.autocast(self.device.type, self.products)
         )
 
-    def _chosen(self, hidden_ME: Tensor, targets_M: Tensor, temperature: float) -> Tensor:
+    def _scores(self, hidden_ME: Tensor, temperature: float) -> Tensor:
+        """Logits / temperature, [M, vocabulary]."""
         with self.autocast():
-            scores_MV = accurate(self.logits(hidden_ME)) / temperature
-        return scores_MV.gather(-1, targets_M[:, None])[:, 0] - scores_MV.logsumexp(-1)
+            return accurate(self.logits(hidden_ME)) / temperature
+
+    def _in_parts(self, compute: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        """What `compute` makes of tensors [M, ...], without keeping more logits than `_LOGITS`: the backward
+        pass computes those of each part again.
+        """
+        limit = max(1, _LOGITS // self.vocabulary)
+        if len(tensors[0]) <= limit:
+            return compute(*tensors)
+        parts = zip(*(torch.split(tensor, limit) for tensor in tensors), strict=True)
+        return torch.cat([checkpoint(compute, *part, use_reentrant=False) for part in parts])
+
+
+class PolicyComparison(Protocol):
+    """A divergence of the policy from another one, at the positions of trained tokens."""
+
+    def tensors(self, rows: Sequence[IdArray], masks: Sequence[IdArray]) -> tuple[Tensor, ...]:
+        """What is known of the other policy for the tokens with mask 1, row after row, [M, ...] each."""
+        ...
+
+    def divergence(self, scores_MV: Tensor, *tensors: Tensor) -> Tensor:
+        """The divergence at M positions, [M], of the policy with these logits / temperature from one of which
+        these tensors are known.
+        """
+        ...
+
+
+def chosen_logprobs(scores_MV: Tensor, targets_M: Tensor) -> Tensor:
+    """Logprobs of these tokens, [M]."""
+    return scores_MV.gather(-1, targets_M[:, None])[:, 0] - scores_MV.logsumexp(-1)
 
 
 def token_logprobs(logits_BTV: Tensor, ids_BT: Tensor, temperature: float = 1.0) -> Tensor:

@@ -9,11 +9,13 @@ PPO. The rollouts of a group are not compared: no group is left out, and one rol
 The policy and its critic may be sharded over several processes (`trainers.trained_policy`); this is the code
 of their leader. The critic is in the checkpoint and is never published.
 
-Left out: a KL penalty to a reference policy, a trunk shared by policy and critic (see
-`trainers.value_function`).
+A reference policy may take from each token's reward or add to the loss, and a teacher add to advantages or to
+the loss (`trainers.reference`).
+
+Left out: a trunk shared by policy and critic (see `trainers.value_function`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 import numpy as np
@@ -28,9 +30,11 @@ from harnessgym.traces.trajectories import Row
 from trainers.advantages.channels import of_calls
 from trainers.advantages.estimator import Float64Array
 from trainers.advantages.gae import gae_of_rollout
+from trainers.advantages.guided import divergences, mean_divergence, taught
 from trainers.advantages.steps import standardised
 from trainers.batch import Batch, LoadedGroup, group_part, join, shuffled
 from trainers.learner import Learner, TrainerSettings, in_processes
+from trainers.mini_batches import means, mini_batches
 from trainers.ppo_settings import PpoSettings, ppo_settings_of
 from trainers.trained_policy import TrainedPolicy
 from trainers.world import World
@@ -83,7 +87,8 @@ class PpoTrainer:
         chain = learner.chain()
         rows = [row for group in batch_groups for own in group.rows for row in own]
         values = trained_policy.values(rows)
-        advantages = self._advantages(batch_groups, values)
+        penalties, guidance = self._penalties(rows, trained_policy)
+        advantages = self._advantages(batch_groups, values, penalties)
         # The critic's targets are returns, so they use the raw advantages; whitening is for the policy only.
         targets = [advantage + value for advantage, value in zip(advantages, values, strict=True)]
         explained = explained_variance(rows, values, targets)
@@ -91,24 +96,33 @@ class PpoTrainer:
             advantages = [np.zeros_like(advantage) for advantage in advantages]
         elif self.settings.whiten:
             advantages = whitened(rows, advantages)
+        advantages, teaching = self._taught(rows, advantages, trained_policy, learner.step)
         batch = _batch(batch_groups, advantages, learner.version, chain)
         ages = learner.ages(rows, chain)
         recompute = bool(batch.rows) and trained_policy.settings.proximal == "recompute"
         proximal = trained_policy.recomputed(rows) if recompute else None
+        references = trained_policy.reference_scores(rows) if batch.rows else None
         policy_steps = list[dict[str, float]]()
         critic_steps = list[dict[str, float]]()
-        for part in self._parts(rows, learner.step):
+        for part in mini_batches(rows, trained_policy.settings, [self.config.seed, learner.step]):
             mine = [rows[at] for at in part]
             if batch.rows:  # otherwise no token has an advantage
                 own_ages = None if ages is None else [ages[at] for at in part]
                 own_proximal = None if proximal is None else [proximal[at] for at in part]
-                metrics = trained_policy.update(mine, [advantages[at] for at in part], own_ages, own_proximal)
+                metrics = trained_policy.update(
+                    mine,
+                    [advantages[at] for at in part],
+                    own_ages,
+                    own_proximal,
+                    None if references is None else references.part(part),
+                )
                 policy_steps.append(metrics.as_dict())
             old = [values[at] for at in part]
             critic_steps.append(
                 trained_policy.update_critic(mine, [targets[at] for at in part], old).as_dict()
             )
-        return batch, _means(policy_steps) | _means(critic_steps) | {"explained_variance": explained}
+        measured = means(policy_steps) | means(critic_steps) | guidance | teaching
+        return batch, measured | {"explained_variance": explained}
 
     def _batch_groups(self, groups: Iterable[LoadedGroup], step: int) -> list[LoadedGroup]:
         """All groups of the batch; in the control experiment with shuffled rewards."""
@@ -116,30 +130,53 @@ class PpoTrainer:
             return list(groups)
         return shuffled(list(groups), np.random.default_rng([self.config.seed, step]))
 
-    def _advantages(self, groups: Sequence[LoadedGroup], values: Sequence[FloatArray]) -> list[FloatArray]:
+    def _penalties(
+        self, rows: Sequence[Row], trained_policy: TrainedPolicy
+    ) -> tuple[list[FloatArray] | None, dict[str, float]]:
+        """What a KL term takes from the reward of each token, float32 [T] per row, and its measure."""
+        kl = trained_policy.settings.kl
+        if kl is None or kl.use != "reward":
+            return None, {}
+        own = divergences(rows, trained_policy.reference_logprobs(rows))
+        measure = {"reference_kl": mean_divergence(rows, own)}
+        return [np.float32(kl.coefficient) * each for each in own], measure
+
+    def _taught(
+        self,
+        rows: Sequence[Row],
+        advantages: list[FloatArray],
+        trained_policy: TrainedPolicy,
+        step: int,
+    ) -> tuple[list[FloatArray], dict[str, float]]:
+        """Advantages with what a teacher says of sampled tokens, and its measure."""
+        distillation = trained_policy.settings.distillation
+        if distillation is None or distillation.in_loss:
+            return advantages, {}
+        own = divergences(rows, trained_policy.teacher_logprobs(rows))
+        measure = {"teacher_kl": mean_divergence(rows, own)}
+        if step < self.settings.critic.warmup:
+            return advantages, measure
+        kept = advantages if distillation.rewards else [np.zeros_like(each) for each in advantages]
+        found = [taught(*pair, distillation.coefficient) for pair in zip(kept, own, strict=True)]
+        return found, measure
+
+    def _advantages(
+        self,
+        groups: Sequence[LoadedGroup],
+        values: Sequence[FloatArray],
+        penalties: Sequence[FloatArray] | None,
+    ) -> list[FloatArray]:
         """GAE advantages, float32 [T] per row of all groups."""
         left = iter(values)
+        taken = iter(penalties or ())
         advantages = list[FloatArray]()
         for item in (item for group in groups for item in group.scored):
             own = [next(left) for _ in item.rows]
+            penalty = None if penalties is None else [next(taken) for _ in item.rows]
             advantages += gae_of_rollout(
-                item, own, self.settings.gamma, self.settings.lam, self.settings.channel
+                item, own, self.settings.gamma, self.settings.lam, self.settings.channel, penalty
             )
         return advantages
-
-    def _parts(self, rows: Sequence[Row], step: int) -> Iterator[list[int]]:
-        """Indices of rows for each update: in each epoch all rollouts in a new random order, cut into
-        mini-batches.
-        """
-        of_rollout: dict[str, list[int]] = {}
-        for at, row in enumerate(rows):
-            of_rollout.setdefault(row.rollout_id, []).append(at)
-        rollouts = [own for own in of_rollout.values() if any(rows[at].mask.any() for at in own)]
-        for epoch in range(self.settings.epochs):
-            order = np.random.default_rng([self.config.seed, step, epoch]).permutation(len(rollouts))
-            for part in np.array_split(order, self.settings.mini_batches):
-                if len(part):
-                    yield sorted(at for number in part for at in rollouts[number])
 
 
 def whitened(rows: Sequence[Row], advantages: Sequence[FloatArray]) -> list[FloatArray]:
@@ -179,8 +216,3 @@ def _batch(
             for group in groups
         ]
     )
-
-
-def _means(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of each metric over the updates on a batch."""
-    return {name: float(np.mean([step[name] for step in steps])) for name in (steps[0] if steps else ())}

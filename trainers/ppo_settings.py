@@ -34,11 +34,6 @@ class PpoSettings(Config):
     """Channel of the calls' rewards, which count besides the rollout's."""
     whiten: bool = True
     """Whether advantages are scaled to mean 0 and standard deviation 1 over the tokens of the batch."""
-    epochs: int = Field(1, gt=0)
-    """Passes over each batch. The ledger counts it as trained once."""
-    mini_batches: int = Field(1, gt=0)
-    """Parts into which the rollouts of a batch are split, at random in each epoch; each part is an optimizer
-    step of the policy and of the critic."""
     critic: CriticSettings = CriticSettings()
     """The value function."""
 
@@ -78,18 +73,5 @@ def ppo_settings_of(config: RunConfig, where: str = "[trainer.update]") -> PpoSe
             f"[trainer.ppo]: with critic.warmup = {settings.critic.warmup} the policy is never trained, "
             f"because trainer.steps is {trainer.steps}: lower critic.warmup, or raise trainer.steps."
         )
-    proximal = settings_of(config, where).proximal
-    several = settings.epochs * settings.mini_batches > 1
-    if proximal == "recompute" and not several:
-        raise ConfigError(
-            "[trainer.ppo]: with one update on a batch proximal = 'recompute' is 'current': name that, or "
-            "raise epochs or mini_batches."
-        )
-    if several and proximal not in ("behaviour", "recompute", "snapshot"):
-        name = proximal if isinstance(proximal, str) else proximal.name
-        raise ConfigError(
-            "[trainer.ppo]: with several updates on a batch the proximal policy must stay fixed, but "
-            f"proximal = {name!r} moves with each update: set trainer.update.proximal = 'behaviour', "
-            "'recompute' or 'snapshot'."
-        )
+    settings_of(config, where)
     return settings

@@ -6,21 +6,20 @@ logprobs that asynchronous training lacks. With these, pi_prox / mu is only the 
 trainer, and pi / pi_prox only staleness ("Missing Old Logits", arXiv 2605.12070, route (a)).
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from harnessgym.errors import PolicyError, TrainerError
 from harnessgym.tokens import FloatArray
 from harnessgym.traces.trajectories import Row
 from trainers.algorithms import AlgorithmRow
-from trainers.gradients import score_all
+from trainers.held_weights import HeldWeights
 from trainers.policy import Policy
+from trainers.scoring import score_all
 from trainers.update import UpdateMetrics
 from trainers.update_settings import Ewma, UpdateSettings
 from trainers.weights.chain import read_version
@@ -48,43 +47,6 @@ class Proximal(Protocol):
     def load(self, state: dict[str, Any] | None) -> None:
         """Load a state; without one, start from the policy's weights."""
         ...
-
-
-def parts(policy: Policy) -> list[Tensor]:
-    """The part of each parameter in this process, not copied."""
-    for module in policy.modules():
-        if hasattr(module, "reshard"):  # a forward pass leaves some modules unsharded
-            module.reshard()  # type: ignore[operator]
-    return [_local(parameter) for parameter in policy.parameters()]
-
-
-def copies(policy: Policy, device: str | None = None) -> list[Tensor]:
-    """Copies of `parts`, on `device` if it is given."""
-    return [part.to(device or part.device, copy=True) for part in parts(policy)]
-
-
-@contextmanager
-def having(policy: Policy, other: Sequence[Tensor]) -> Iterator[None]:
-    """Give the policy other weights, as `parts`, and restore its own afterwards, bit for bit."""
-    own = copies(policy)
-    put(policy, other)
-    try:
-        yield
-    finally:
-        put(policy, own)
-
-
-@torch.no_grad()
-def put(policy: Policy, weights: Sequence[Tensor]) -> None:
-    """Copy weights, as `parts`, into the policy."""
-    for part, weight in zip(parts(policy), weights, strict=True):
-        part.copy_(weight)
-
-
-def _local(parameter: Tensor) -> Tensor:
-    whole: Any = parameter
-    part: Tensor = (whole.to_local() if hasattr(whole, "to_local") else whole).detach()
-    return part
 
 
 EWMA = AlgorithmRow(
@@ -119,38 +81,27 @@ class MovingAverage:
         self.update = update
         self.settings = settings
         self.world = world
-        self._mean = copies(policy)
+        self._mean = HeldWeights(policy, world)
         self._total = 1.0
 
     def logprobs(self, rows: Sequence[Row]) -> list[FloatArray]:
         """Logprobs of all tokens of each row under the average, float32 [T]."""
-        with having(self.policy, self._mean):
+        with self._mean.in_place():
             return score_all(
                 self.policy, rows, self.update.temperature, self.update.micro_batch_tokens, self.world
             )
 
-    @torch.no_grad()
     def stepped(self, metrics: UpdateMetrics) -> None:
         """Add the weights after a step to the average."""
         if 1.0 - metrics.masked < self.settings.reset_below:
             self._begin()
             return
         self._total, share = ewma_update(self._total, self.settings.beta)
-        for mean, part in zip(self._mean, parts(self.policy), strict=True):
-            mean.lerp_(part, share)
+        self._mean.move_towards_policy(share)
 
     def state(self) -> dict[str, Any]:
         """The average, and the sum of its weights."""
-        with having(self.policy, self._mean):
-            if self.world.size > 1:
-                from trainers.shards import gather_weights
-
-                weights = gather_weights(self.policy)
-            else:
-                weights = {
-                    name: tensor.to("cpu", copy=True) for name, tensor in self.policy.state_dict().items()
-                }
-        return {"weights": weights, "total": self._total}
+        return {"weights": self._mean.state(), "total": self._total}
 
     def load(self, state: dict[str, Any] | None) -> None:
         """Load a state; without one, start from the policy's weights."""
@@ -158,21 +109,11 @@ class MovingAverage:
         if total is None:
             self._begin()
             return
-        # The state is distributed by loading it into the policy, whose own weights are then restored.
-        own = copies(self.policy)
-        weights = (state or {}).get("weights", {})
-        if self.world.size > 1:
-            from trainers.shards import scatter_weights
-
-            scatter_weights(self.policy, weights)
-        else:
-            self.policy.load_state_dict(weights)
-        self._mean = copies(self.policy)
+        self._mean.load((state or {}).get("weights", {}))
         self._total = total
-        put(self.policy, own)
 
     def _begin(self) -> None:
-        self._mean = copies(self.policy)
+        self._mean.take_policy()
         self._total = 1.0
 
 
@@ -192,7 +133,7 @@ class Snapshots:
         self.versions = versions
         self.kept = kept
         self.world = world
-        self._held: dict[int, list[Tensor]] = {}
+        self._held: dict[int, HeldWeights] = {}
 
     def logprobs(self, rows: Sequence[Row]) -> list[FloatArray]:
         """Logprobs of each trained token under the version that sampled it, float32 [T]; 0 elsewhere."""
@@ -202,7 +143,7 @@ class Snapshots:
             own = [
                 index for index, row in enumerate(rows) if ((row.versions == version) & (row.mask != 0)).any()
             ]
-            with having(self.policy, self._of(version)):
+            with self._of(version).in_place():
                 scores = score_all(
                     self.policy,
                     [rows[index] for index in own],
@@ -230,21 +171,11 @@ class Snapshots:
     def load(self, state: dict[str, Any] | None) -> None:
         """Do nothing: there is no state."""
 
-    def _of(self, version: int) -> list[Tensor]:
-        """The part of a version's weights in this process, in main memory. Raises `TrainerError` if the
-        version was removed.
-        """
+    def _of(self, version: int) -> HeldWeights:
+        """A version's weights. Raises `TrainerError` if the version was removed."""
         if version not in self._held:
-            own = copies(self.policy)
-            if self.world.size > 1:
-                from trainers.shards import scatter_weights
-
-                leads = self.world.rank == 0
-                scatter_weights(self.policy, self.policy.state_dict_of(self._read(version)) if leads else {})
-            else:
-                self.policy.load(self._read(version))
-            self._held[version] = copies(self.policy, "cpu")
-            put(self.policy, own)
+            weights = self._read(version) if self.world.rank == 0 else {}
+            self._held[version] = HeldWeights(self.policy, self.world, weights, device="cpu")
         return self._held[version]
 
     def _read(self, version: int) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ The gathered state does not depend on the number of shards, bit for bit, so ther
 Importing this module takes a second, so a trainer with one process does not import it.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -27,8 +28,10 @@ _GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _SCATTER = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
-def shard(model: Policy | Critic, world: World) -> None:
-    """Keep this process's shard of each weight, on its device."""
+def shard(model: Policy | Critic, world: World, methods: Sequence[str] = ()) -> None:
+    """Keep this process's shard of each weight, on its device. `methods` are those that compute; if not
+    given, those of a policy that is trained, or of a critic.
+    """
     mesh = init_device_mesh(world.device, (world.size,))
     # Gradients are summed over the processes, not averaged: each token's weight already includes the
     # denominator of the whole batch.
@@ -36,7 +39,9 @@ def shard(model: Policy | Critic, world: World) -> None:
         sharded = fully_shard(module, mesh=mesh)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
-    register_fsdp_forward_method(model, "logprobs" if isinstance(model, Policy) else "values")
+    trained = ("logprobs", "likeliest", "compared") if isinstance(model, Policy) else ("values",)
+    for method in methods or trained:
+        register_fsdp_forward_method(model, method)
 
 
 def gather(model: Policy | Critic, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:

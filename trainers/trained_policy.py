@@ -16,13 +16,15 @@ from harnessgym.run_config.run import RunConfig
 from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
 from trainers.checkpoint import RandomState
-from trainers.gradients import mean_logprobs, score_all
 from trainers.lora import adapt
+from trainers.optimizer import make_optimizer
 from trainers.policies.loading import load_policy
 from trainers.policy import Policy
 from trainers.ppo_settings import CriticSettings
 from trainers.proximal import MovingAverage, Proximal, Snapshots
-from trainers.update import GradientAccumulation, UpdateMetrics, make_optimizer, policy_update
+from trainers.reference import Reference, ReferenceScores, make_reference, make_teacher
+from trainers.scoring import mean_logprobs, score_all
+from trainers.update import GradientAccumulation, UpdateMetrics, policy_update
 from trainers.update_settings import Ewma, settings_of
 from trainers.value_function import ValueFunction, ValueMetrics
 from trainers.world import ALONE, World
@@ -74,6 +76,7 @@ class TrainedPolicy:
         self.optimizer = make_optimizer(self.policy, self.settings)
         self._gradients: GradientAccumulation | None = None
         self._proximal = self._make_proximal(versions, config.trainer.max_staleness + 1)
+        self._reference, self._teacher = self._make_references(config)
 
     def _make_proximal(self, versions: Path | None, kept: int) -> Proximal | None:
         named = self.settings.proximal
@@ -86,6 +89,24 @@ class TrainedPolicy:
                 "proximal = 'snapshot' reads published versions: pass the run's `versions` folder."
             )
         return Snapshots(self.policy, self.settings, versions, kept, self.world)
+
+    def _make_references(self, config: RunConfig) -> tuple[Reference | None, Reference | None]:
+        """The reference of the KL term, and the teacher; None if there is none."""
+        kl, distillation = self.settings.kl, self.settings.distillation
+        beside = (config, self.policy, self.settings, self.world)
+        reference = None if kl is None else make_reference(kl.reference, *beside)
+        if distillation is None:
+            return reference, None
+        whole = distillation.tokens == "full"
+        return reference, make_teacher(distillation.teacher, *beside, whole=whole)
+
+    @property
+    def _whole_teacher(self) -> Policy | None:
+        """The model whose whole distributions are compared in the loss, if there is one."""
+        distillation = self.settings.distillation
+        if distillation is None or distillation.tokens != "full":
+            return None
+        return getattr(self._teacher, "model", None)
 
     def follow(self) -> None:
         """Repeat the leader's calls until it calls `dismiss`."""
@@ -111,28 +132,58 @@ class TrainedPolicy:
             self.policy, rows, self.settings.temperature, self.settings.micro_batch_tokens, self.world
         )
 
+    def reference_logprobs(self, rows: Sequence[Row]) -> list[FloatArray]:
+        """Logprobs of trained tokens under the reference of `settings.kl`; float32 [T] per row."""
+        self.world.lead("reference_logprobs", rows)
+        assert self._reference is not None
+        return self._reference.logprobs(rows)
+
+    def teacher_logprobs(self, rows: Sequence[Row]) -> list[FloatArray]:
+        """Logprobs of trained tokens under the teacher; float32 [T] per row."""
+        self.world.lead("teacher_logprobs", rows)
+        assert self._teacher is not None
+        return self._teacher.logprobs(rows)
+
+    def reference_scores(self, rows: Sequence[Row]) -> ReferenceScores:
+        """What the loss needs of the reference and of the teacher, for calls of `update` on these rows."""
+        self.world.lead("reference_scores", rows)
+        return self._reference_scores(rows)
+
+    def _reference_scores(self, rows: Sequence[Row]) -> ReferenceScores:
+        logprobs, top = None, None
+        if self._reference is not None and self.settings.kl is not None and self.settings.kl.use == "loss":
+            logprobs = self._reference.logprobs(rows)
+        count = self.settings.distillation.most_likely if self.settings.distillation else 0
+        if self._teacher is not None and count:
+            top = self._teacher.top(rows, count, self.policy.vocabulary)
+        return ReferenceScores(logprobs, top)
+
     def update(
         self,
         rows: Sequence[Row],
         advantages: Sequence[float | FloatArray],
         ages: Sequence[IdArray] | None = None,
         proximal: Sequence[FloatArray] | None = None,
+        references: ReferenceScores | None = None,
     ) -> UpdateMetrics:
         """Take one optimizer step on a batch; see `policy_update`. `proximal` is the result of `recomputed`,
-        if that is used.
+        if that is used, and `references` that of `reference_scores`, which is called if it is not given.
         """
-        self.world.lead("update", rows, advantages, ages, proximal)
+        self.world.lead("update", rows, advantages, ages, proximal, references)
         if self._proximal is not None:
             proximal = self._proximal.logprobs(rows)
         metrics = policy_update(
-            self.policy, self.optimizer, rows, advantages, self.settings, proximal, self.world, ages
-        )
+            self.policy, self.optimizer, rows, advantages, self.settings, proximal, self.world, ages,
+            references or self._reference_scores(rows), self._whole_teacher,
+        )  # fmt: skip
         return self._stepped(metrics)
 
     def begin(self) -> None:
         """Begin a step whose batch arrives in parts; see `GradientAccumulation`."""
         self.world.lead("begin")
-        self._gradients = GradientAccumulation(self.policy, self.optimizer, self.settings, self.world)
+        self._gradients = GradientAccumulation(
+            self.policy, self.optimizer, self.settings, self.world, self._whole_teacher
+        )
 
     def add(
         self,
@@ -143,9 +194,8 @@ class TrainedPolicy:
         """Add a part to the step that was begun."""
         self.world.lead("add", rows, advantages, ages)
         assert self._gradients is not None
-        self._gradients.add(
-            rows, advantages, None if self._proximal is None else self._proximal.logprobs(rows), ages
-        )
+        proximal = None if self._proximal is None else self._proximal.logprobs(rows)
+        self._gradients.add(rows, advantages, proximal, ages, self._reference_scores(rows))
 
     def step(self) -> UpdateMetrics:
         """Take the step that was begun."""
@@ -157,6 +207,13 @@ class TrainedPolicy:
         if self._proximal is not None:
             self._proximal.stepped(metrics)
         return metrics
+
+    def end_batch(self) -> None:
+        """Let references follow the policy. Called after all steps on a batch."""
+        self.world.lead("end_batch")
+        for each in (self._reference, self._teacher):
+            if each is not None:
+                each.stepped()
 
     def score(self, texts: Sequence[IdArray], tails: Sequence[int]) -> list[float]:
         """The mean logprob of the last `tails[i]` tokens of each text, int32 [T]. Changes nothing.
@@ -218,6 +275,13 @@ class TrainedPolicy:
         self.world.lead("proximal_state")
         return None if self._proximal is None else self._proximal.state()
 
+    def reference_state(self) -> dict[str, Any] | None:
+        """The states of reference and teacher for a checkpoint, as copies; None without any."""
+        self.world.lead("reference_state")
+        known = {"reference": self._reference, "teacher": self._teacher}
+        states = {name: each.state() for name, each in known.items() if each is not None}
+        return states or None
+
     def load(
         self,
         weights: dict[str, Tensor] | None = None,
@@ -226,9 +290,10 @@ class TrainedPolicy:
         proximal: dict[str, Any] | None = None,
         critic: dict[str, Any] | None = None,
         adapters: dict[str, Any] | None = None,
+        references: dict[str, Any] | None = None,
     ) -> None:
         """Load weights or adapters and, if given, the states of the optimizer, the generators, the proximal
-        policy and the critic.
+        policy, the critic and the references.
 
         A process without an entry in `randoms` keeps its own state: torch's starts from the run's seed plus
         its rank. Raises `TrainerError` if there are adapters and none are trained, or vice versa, or they do
@@ -258,6 +323,10 @@ class TrainedPolicy:
             self._proximal.load(proximal)
         if self.value_function is not None:
             self.value_function.load(critic)
+        if self._reference is not None:
+            self._reference.load((references or {}).get("reference"))
+        if self._teacher is not None:
+            self._teacher.load((references or {}).get("teacher"))
         randoms = self.world.broadcast(randoms)
         if self.world.rank < len(randoms):
             randoms[self.world.rank].restore()

@@ -7,7 +7,6 @@ In a `World` of several processes, each process calls the same functions with th
 part, and gets the metrics of the whole batch.
 """
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,14 +19,14 @@ from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
 from trainers.corrections.baseline import MinimumVariance, reward_of, step_size
 from trainers.corrections.importance_sampling import effective_sample_size
-from trainers.gradients import Item, TokenStats, backward_all
+from trainers.gradients import Forward, Item, TokenStats, backward_all
 from trainers.losses.normalisation import denominator, token_weights
 from trainers.losses.tokens import TimeArray, sampling_times
+from trainers.optimizer import clip_and_step
 from trainers.policy import Policy
+from trainers.reference import ReferenceScores
 from trainers.update_settings import UpdateSettings
 from trainers.world import ALONE, World
-
-__all__ = ["GradientAccumulation", "UpdateMetrics", "UpdateSettings", "make_optimizer", "policy_update"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,34 +57,15 @@ class UpdateMetrics:
     """The baseline that "minimum_variance" subtracted from the rewards; else 0."""
     tokens: int
     rollouts: int
+    reference_kl: float | None = None
+    """KL(pi, pi_ref) by the k3 estimator, nats per token; None without a KL term in the loss."""
+    teacher_kl: float | None = None
+    """Mean KL(pi, teacher) at a token's position, in nats; None if the loss does not compare them."""
 
     def as_dict(self) -> dict[str, float]:
-        """The metrics by name."""
-        return {name: float(getattr(self, name)) for name in self.__dataclass_fields__}
-
-
-class EagerAdamW(torch.optim.AdamW):
-    """`AdamW` without torch's compiler.
-
-    torch imports its compiler, which takes seconds, when an optimizer is made, only to keep these methods
-    from being compiled. They are the functions below that decorator; `step` computes no gradients there
-    either.
-    """
-
-    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
-    state_dict = inspect.unwrap(torch.optim.AdamW.state_dict)
-    load_state_dict = inspect.unwrap(torch.optim.AdamW.load_state_dict)
-    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
-    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
-
-
-def make_optimizer(policy: torch.nn.Module, settings: UpdateSettings) -> torch.optim.Optimizer:
-    """AdamW over the parameters that are trained, without weight decay.
-
-    beta_2 = 0.95 forgets old second moments quickly, which suits a run of few, noisy steps.
-    """
-    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    return EagerAdamW(trained, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
+        """The metrics that there are, by name."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: float(value) for name, value in values.items() if value is not None}
 
 
 def policy_update(
@@ -97,18 +77,22 @@ def policy_update(
     proximal: Sequence[FloatArray] | None = None,
     world: World = ALONE,
     ages: Sequence[IdArray] | None = None,
+    references: ReferenceScores | None = None,
+    teacher: Policy | None = None,
 ) -> UpdateMetrics:
     """Take one optimizer step on `rows`, with one advantage per row (a number, or float [T]).
 
     `proximal` has the proximal policy's logprobs, [T] per row. It is required if the pass itself does not
     compute `settings.proximal`, and replaces it otherwise. `ages` is the staleness of each token, [T] per
-    row, which "loglinear" needs. Raises `TrainerError` for lengths that do not match, a batch without trained
-    tokens, or a gradient that is not finite (the weights are then unchanged).
+    row, which "loglinear" needs. `references` are the scores that `settings.kl` and `settings.distillation`
+    need, and `teacher` is the model whose whole distributions are compared. Raises `TrainerError` for lengths
+    that do not match, a batch without trained tokens, or a gradient that is not finite (the weights are then
+    unchanged).
     """
-    batch = _checked(rows, advantages, settings, proximal, ages)
+    batch = _checked(rows, advantages, settings, proximal, ages, references)
     optimizer.zero_grad(set_to_none=True)
     baseline = _baseline(policy, settings, world)
-    stats = _add(policy, batch, settings, world, baseline)
+    stats = _add(Forward(policy, settings, teacher), batch, world, baseline)
     return _step(policy, optimizer, settings, stats, baseline, len({row.rollout_id for row in rows}))
 
 
@@ -120,9 +104,15 @@ class GradientAccumulation:
     """
 
     def __init__(
-        self, policy: Policy, optimizer: torch.optim.Optimizer, settings: UpdateSettings, world: World = ALONE
+        self,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+        settings: UpdateSettings,
+        world: World = ALONE,
+        teacher: Policy | None = None,
     ) -> None:
         self.policy = policy
+        self.teacher = teacher
         self.optimizer = optimizer
         self.settings = settings
         self.world = world
@@ -138,6 +128,7 @@ class GradientAccumulation:
         advantages: Sequence[float | FloatArray],
         proximal: Sequence[FloatArray] | None = None,
         ages: Sequence[IdArray] | None = None,
+        references: ReferenceScores | None = None,
     ) -> None:
         """Add the gradients of some rollouts, with all rows of each. Rollouts without trained tokens count in
         denominators only.
@@ -150,8 +141,9 @@ class GradientAccumulation:
                 f"Rollout {min(again)} is in two parts of a batch. Add all its rows in one part."
             )
         if any(row.mask.any() for row in rows):
-            part = _checked(rows, advantages, self.settings, proximal, ages, total=1)
-            self._stats += _add(self.policy, part, self.settings, self.world, self._baseline)
+            part = _checked(rows, advantages, self.settings, proximal, ages, references, total=1)
+            forward = Forward(self.policy, self.settings, self.teacher)
+            self._stats += _add(forward, part, self.world, self._baseline)
         self._rollouts |= {row.rollout_id for row in rows}
         self._denominator += denominator(rows, self.settings.normalisation)
 
@@ -172,13 +164,17 @@ def _checked(
     settings: UpdateSettings,
     proximal: Sequence[FloatArray] | None,
     ages: Sequence[IdArray] | None,
+    references: ReferenceScores | None,
     total: int | None = None,
 ) -> list[Item]:
-    if {len(each) for each in (advantages, proximal, ages) if each is not None} != {len(rows)}:
+    scores = references or ReferenceScores()
+    given = (advantages, proximal, ages, scores.logprobs, scores.top)
+    if {len(each) for each in given if each is not None} != {len(rows)}:
         raise TrainerError(
-            f"{len(rows)} rows need as many advantages (and proximal logprobs and ages, if given); got "
-            f"{len(advantages)}."
+            f"{len(rows)} rows need as many advantages (and proximal logprobs, ages and reference scores, if "
+            f"given); got {len(advantages)}."
         )
+    _check_references(settings, scores)
     if not any(row.mask.any() for row in rows):
         raise TrainerError(
             "The batch has no trained token; drop groups of equal reward only while others remain."
@@ -197,7 +193,9 @@ def _checked(
         advantage = np.asarray(advantages[index], dtype=np.float32)
         old = None if proximal is None else np.asarray(proximal[index], dtype=np.float32)
         age = None if ages is None else ages[index]
-        token_arrays = [each for each in (old, age) if each is not None]
+        reference = None if scores.logprobs is None else np.asarray(scores.logprobs[index], np.float32)
+        top = None if scores.top is None else scores.top[index]
+        token_arrays = [each for each in (old, age, reference) if each is not None]
         if advantage.shape not in ((), row.ids.shape) or any(
             each.shape != row.ids.shape for each in token_arrays
         ):
@@ -211,9 +209,26 @@ def _checked(
             )
         if row.mask.any() or not settings.whole_rollouts:
             items.append(
-                Item(row, np.broadcast_to(advantage, row.ids.shape), weights, times[index], old, age)
+                Item(
+                    row,
+                    np.broadcast_to(advantage, row.ids.shape),
+                    weights,
+                    times[index],
+                    old,
+                    age,
+                    reference,
+                    top,
+                )
             )
     return items
+
+
+def _check_references(settings: UpdateSettings, scores: ReferenceScores) -> None:
+    """Raises `TrainerError` if the loss has a term for which the scores are missing."""
+    if settings.kl is not None and settings.kl.use == "loss" and scores.logprobs is None:
+        raise TrainerError("kl needs the logprobs of the reference policy: pass `references`.")
+    if settings.distillation is not None and settings.distillation.most_likely and scores.top is None:
+        raise TrainerError("distillation needs the teacher's likeliest tokens: pass `references`.")
 
 
 def _times(rows: Sequence[Row]) -> list[TimeArray]:
@@ -241,15 +256,11 @@ def _baseline(policy: Policy, settings: UpdateSettings, world: World) -> Minimum
 
 
 def _add(
-    policy: Policy,
-    items: Sequence[Item],
-    settings: UpdateSettings,
-    world: World,
-    baseline: MinimumVariance | None,
+    forward: Forward, items: Sequence[Item], world: World, baseline: MinimumVariance | None
 ) -> list[TokenStats]:
     """Add the gradients of all items to the parameters or, rollout by rollout, to the baseline."""
     if baseline is None:
-        return backward_all(policy, items, settings, world)
+        return backward_all(forward, items, world)
     stats = []
     rollouts: dict[str, list[Item]] = {}
     for item in items:
@@ -262,7 +273,7 @@ def _add(
         # With an advantage of 1 the gradient is the rollout's score G_i; the baseline multiplies it by
         # R_i - b once b is known.
         scores = [replace(item, advantages=np.ones_like(item.advantages)) for item in own]
-        own_stats = backward_all(policy, scores, settings, world)
+        own_stats = backward_all(forward, scores, world)
         baseline.add(reward, sum(part.loss for part in own_stats))
         stats += own_stats
     return stats
@@ -306,7 +317,22 @@ def _step(
         baseline=0.0 if baseline is None else baseline.value,
         tokens=log_ratio_N.numel(),
         rollouts=rollouts,
+        reference_kl=_reference_kl(stats),
+        teacher_kl=_teacher_kl(stats),
     )
+
+
+def _reference_kl(stats: Sequence[TokenStats]) -> float | None:
+    known = [part.log_reference_N for part in stats if part.log_reference_N is not None]
+    if not known:
+        return None
+    log_ratio_N = torch.cat(known)
+    return float((log_ratio_N.exp() - 1 - log_ratio_N).mean())
+
+
+def _teacher_kl(stats: Sequence[TokenStats]) -> float | None:
+    known = [part.divergence_N for part in stats if part.divergence_N is not None]
+    return float(torch.cat(known).mean()) if known else None
 
 
 def _log_weights(stats: Sequence[TokenStats]) -> Tensor:
@@ -331,20 +357,3 @@ def _clip_and_step(
     finally:
         for group in optimizer.param_groups:
             group["lr"] = settings.lr
-
-
-def clip_and_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm: float) -> float:
-    """Clip the accumulated gradients and step; returns their norm before clipping.
-
-    Raises `TrainerError` if the norm is not finite.
-    """
-    length = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-    norm = float(length.full_tensor() if hasattr(length, "full_tensor") else length)
-    # Checked before the step: AdamW would write NaN into its moments, and no later batch could recover.
-    if not np.isfinite(norm):
-        optimizer.zero_grad(set_to_none=True)
-        raise TrainerError(
-            f"The gradient is not finite (norm {norm}); the step was not taken. Check rewards and logprobs."
-        )
-    optimizer.step()
-    return norm

@@ -16,6 +16,7 @@ from harnessgym.run_config.run import RunConfig
 from trainers.corrections.settings import CorrectionSettings, Tis
 from trainers.losses.normalisation import Normalisation
 from trainers.losses.settings import Dapo, LossSettings, NamedPart
+from trainers.reference_settings import DistillationSettings, KlSettings, check_references
 
 
 class Ewma(Config):
@@ -89,6 +90,21 @@ class UpdateSettings(BaseModel):
     micro_batch_tokens: int = Field(16_384, gt=0)
     """Tokens per forward pass; shared prefixes count once. Changes only memory and rounding."""
 
+    epochs: int = Field(1, gt=0)
+    """Passes over each batch. The ledger counts it as trained once."""
+    mini_batches: int = Field(1, gt=0)
+    """Parts into which the rollouts of a batch are split, at random in each epoch; each part is an optimizer
+    step."""
+    kl: KlSettings | None = None
+    """A penalty on the divergence from a reference policy; none if not given."""
+    distillation: DistillationSettings | None = None
+    """A teacher that says how likely the sampled tokens are; none if not given."""
+
+    @property
+    def several(self) -> bool:
+        """Whether a batch is more than one optimizer step."""
+        return self.epochs * self.mini_batches > 1
+
     @property
     def weights(self) -> tuple[CorrectionSettings, ...]:
         """The corrections that apply."""
@@ -158,6 +174,25 @@ class UpdateSettings(BaseModel):
                 "baseline = 'minimum_variance' is derived for the gradient sum w (R - b) grad log pi, which "
                 f"{self.loss.name} does not have: set loss = 'reinforce'"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _of_one_batch(self) -> Self:
+        if self.baseline == "minimum_variance" and (self.kl or self.distillation or self.several):
+            raise ValueError(
+                "baseline = 'minimum_variance' is derived for one step from rewards alone: leave kl, "
+                "distillation, epochs and mini_batches out"
+            )
+        if self.several and self.proximal not in ("behaviour", "recompute", "snapshot"):
+            name = self.proximal if isinstance(self.proximal, str) else self.proximal.name
+            raise ValueError(
+                "with several updates on a batch the proximal policy must stay fixed, but proximal = "
+                f"{name!r} moves with each update: set proximal = 'behaviour', 'recompute' or 'snapshot'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _average_resets(self) -> Self:
         if (
             isinstance(self.proximal, Ewma)
             and self.proximal.reset_below
@@ -193,11 +228,6 @@ def _fits_run(named: str, config: RunConfig, where: str) -> None:
             f"{where}: with max_staleness = 0 every token was sampled by the policy that the step starts "
             f"from, so proximal = {named!r} is 'current': name that, or raise max_staleness."
         )
-    if named == "recompute" and trainer.algorithm == "grpo":
-        raise ConfigError(
-            f"{where}: algorithm = 'grpo' takes one step on a batch, so proximal = 'recompute' is 'current': "
-            "name that, or set algorithm = 'ppo' with several epochs or mini_batches."
-        )
     if trainer.lora.on and named == "ewma":
         raise ConfigError(
             f"{where}: proximal = 'ewma' averages weights, and averages of A and of B do not make the "
@@ -220,6 +250,17 @@ def settings_of(config: RunConfig, where: str = "[trainer.update]") -> UpdateSet
     settings = validate(UpdateSettings, dict(trainer.update), where)
     named = settings.proximal if isinstance(settings.proximal, str) else settings.proximal.name
     _fits_run(named, config, where)
+    check_references(settings.kl, settings.distillation, config, where)
+    if named == "recompute" and not settings.several:
+        raise ConfigError(
+            f"{where}: with one update on a batch proximal = 'recompute' is 'current': name that, or raise "
+            "epochs or mini_batches."
+        )
+    if settings.several and trainer.stream:
+        raise ConfigError(
+            f"{where}: several updates need the whole batch, and with trainer.stream it is never held whole: "
+            "set stream = false (and leave trainer.periodic out), or leave epochs and mini_batches out."
+        )
     if trainer.lora.on and find_spec("peft") is None:
         raise ConfigError(
             "trainer.lora needs peft, which is not installed: pip install 'harnessgym-rl[lora]'."

@@ -22,12 +22,13 @@ from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
 from trainers.algorithms import AlgorithmRow
 from trainers.checkpoint import staged
-from trainers.gradients import backpropagate, per_token
+from trainers.gradients import backpropagate
 from trainers.losses.normalisation import token_weights
+from trainers.optimizer import clip_and_step, make_optimizer
 from trainers.packing import micro_batches
 from trainers.policy import Policy
 from trainers.ppo_settings import CriticSettings
-from trainers.update import clip_and_step, make_optimizer
+from trainers.scoring import SHORT_PASS, per_token
 from trainers.update_settings import UpdateSettings
 from trainers.world import ALONE, World
 
@@ -111,18 +112,16 @@ class ValueFunction:
         self.optimizer = make_optimizer(self.critic, update.model_copy(update={"lr": settings.lr}))
 
     def values(self, rows: Sequence[Row]) -> list[FloatArray]:
-        """V before each token, float32 [T] per row; 0 for a row's first token, which has no state before
-        it.
-        """
+        """V before each trained token, float32 [T] per row; 0 elsewhere."""
 
         @torch.no_grad()
-        def compute(ids: Sequence[IdArray], masks: Sequence[IdArray]) -> Tensor:
-            return self._values(ids, masks)
+        def compute(ids: Sequence[IdArray], masks: Sequence[IdArray]) -> FloatArray:
+            values: FloatArray = self._values(ids, masks).cpu().numpy()
+            return values
 
         return per_token(
             rows,
             compute,
-            self._idle_without_gradient,
             self.update_settings.micro_batch_tokens,
             self.critic.trunk.pass_size,
             self.world,
@@ -208,13 +207,4 @@ class ValueFunction:
 
     def _idle(self) -> None:
         """Take part in a pass of the other processes and add a gradient of zero."""
-        (self._short_pass() * 0.0).backward()  # type: ignore[no-untyped-call]
-
-    @torch.no_grad()
-    def _idle_without_gradient(self) -> None:
-        self._short_pass()
-
-    def _short_pass(self) -> Tensor:
-        """A pass over two tokens."""
-        two = np.zeros(2, np.int32)
-        return self._values([two], [np.array([0, 1], np.int32)]).sum()
+        (self._values(*SHORT_PASS).sum() * 0.0).backward()  # type: ignore[no-untyped-call]

@@ -26,9 +26,11 @@ from environments.lookup import LookupTasks
 from harnessgym.task import Task
 from harnessgym.traces.trajectories import Row
 from trainers.advantages.group_relative import grpo
+from trainers.optimizer import make_optimizer
 from trainers.policies.loading import load_policy
 from trainers.policies.native import NativePolicy
-from trainers.update import UpdateSettings, make_optimizer, policy_update
+from trainers.update import policy_update
+from trainers.update_settings import UpdateSettings
 
 FOLDER = Path("environments/lookup/policy")
 OUT = Path("benchmarks/out/recipe.json")

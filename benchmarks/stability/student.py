@@ -10,9 +10,10 @@ import numpy as np
 from benchmarks.stability.methods import Method
 from harnessgym.registry import load
 from harnessgym.traces.trajectories import Row
+from trainers.optimizer import make_optimizer
 from trainers.policies.native import NativePolicy
 from trainers.proximal import MovingAverage, copies, having
-from trainers.update import UpdateMetrics, make_optimizer, policy_update
+from trainers.update import UpdateMetrics, policy_update
 from trainers.update_settings import Ewma
 from trainers.world import ALONE
 

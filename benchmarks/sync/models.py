@@ -8,11 +8,11 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from trainers.optimizer import make_optimizer
 from trainers.policies.loading import load_policy
 from trainers.policies.native import NativePolicy
 from trainers.policies.native_config import NativeConfig
 from trainers.policy import token_logprobs
-from trainers.update import make_optimizer
 from trainers.update_settings import UpdateSettings
 
 _SMOL = Path.home() / ".cache/harnessgym/smollm2-135m"

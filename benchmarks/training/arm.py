@@ -40,8 +40,10 @@ def main() -> None:
 def _ours(
     found: Sequence[Row], advantages: FloatArray, folder: Path, steps: int, implementation: Implementation
 ) -> dict[str, Any]:
+    from trainers.optimizer import make_optimizer
     from trainers.policies.loading import load_policy
-    from trainers.update import UpdateSettings, make_optimizer, policy_update
+    from trainers.update import policy_update
+    from trainers.update_settings import UpdateSettings
 
     settings = UpdateSettings(lr=_LR, proximal="current", micro_batch_tokens=16_384)
     policy = load_policy(folder, implementation)

@@ -159,11 +159,11 @@ class TrainerSection(Config):
     publish: PublishSection = PublishSection()
     """How policy versions are written."""
     update: dict[str, Any] = _settings_of("trainers.update_settings:UpdateSettings")
-    """Settings of the update: lr, loss, proximal, corrections, lr_rule, baseline, max_grad_norm,
-    normalisation, micro_batch_tokens. Names and tables; see docs/running.md."""
-    ppo: dict[str, Any] = _settings_of("trainers.ppo_settings:PpoSettings")
-    """Settings of algorithm = "ppo": gamma, lam, whiten, epochs, mini_batches, critic. See
+    """Settings of the update: lr, loss, proximal, corrections, kl, distillation, epochs, mini_batches,
+    lr_rule, baseline, max_grad_norm, normalisation, micro_batch_tokens. Names and tables; see
     docs/running.md."""
+    ppo: dict[str, Any] = _settings_of("trainers.ppo_settings:PpoSettings")
+    """Settings of algorithm = "ppo": gamma, lam, whiten, critic. See docs/running.md."""
 
     @field_validator("algorithm")
     @classmethod

@@ -41,7 +41,7 @@ def longer(config, steps):
         {"update": AVERAGE},
         {"update": ESS},
         {"lora": {"rank": 2}},
-        {"algorithm": "ppo", "ppo": {"epochs": 2}},
+        {"algorithm": "ppo", "update": {"lr": 0.01, "epochs": 2}},
     ],
     ids=["behaviour", "ewma", "snapshot and ess", "lora", "ppo"],
 )

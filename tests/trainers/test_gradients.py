@@ -14,8 +14,9 @@ from tests.trainers.test_update import CONFIG, make_policy
 from trainers.advantages.igpo import InformationGain
 from trainers.advantages.steps import branches
 from trainers.batch import load_group
-from trainers.gradients import backpropagate, mean_logprobs
+from trainers.gradients import backpropagate
 from trainers.policy import token_logprobs
+from trainers.scoring import mean_logprobs
 from trainers.update_settings import UpdateSettings
 
 

@@ -15,9 +15,11 @@ from tests.trainers.peers import peer_and_policy
 from tests.trainers.test_packing import forests
 from tests.trainers.test_update import SETTINGS, make_policy, make_rows
 from trainers.lora import adapt
+from trainers.optimizer import make_optimizer
 from trainers.policies.native import NativePolicy
 from trainers.policy import token_logprobs
-from trainers.update import UpdateSettings, make_optimizer, policy_update
+from trainers.update import policy_update
+from trainers.update_settings import UpdateSettings
 
 ADVANTAGES = [1.0, -0.5, 0.25, 2.0, -1.5]
 TARGETS = st.sets(st.sampled_from(PROJECTIONS), min_size=1).map(tuple)

@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harnessgym.config import validate
 from harnessgym.errors import ConfigError, HarnessGymError
@@ -21,9 +19,11 @@ from tests.trainers.started_again import after_processes, after_stops, train_wit
 from trainers import checkpoint
 from trainers.advantages.gae import gae
 from trainers.learner import TrainerSettings
-from trainers.ppo import PpoTrainer, explained_variance, train, whitened
-from trainers.ppo_settings import PpoSettings, ppo_settings_of
+from trainers.mini_batches import mini_batches
+from trainers.ppo import explained_variance, train, whitened
+from trainers.ppo_settings import ppo_settings_of
 from trainers.update import policy_update
+from trainers.update_settings import settings_of
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import version_path
 
@@ -52,7 +52,7 @@ def everything_after(folder, stops):
     "options",
     [
         {},
-        {"ppo": {"epochs": 2, "mini_batches": 2}},
+        {"update": {"lr": 0.01, "epochs": 2, "mini_batches": 2}},
         {"ppo": {"critic": {"warmup": 2}}},
         {"reward_shuffle": True},
         {"update": {"lr": 0.01, "proximal": "loglinear", "loss": "minpro"}},
@@ -108,14 +108,16 @@ def test_decoupled_ppo_clips_all_updates_of_a_batch_against_the_policy_that_it_w
         "loss": "decoupled_ppo",
         "proximal": "recompute",
         "corrections": [{"name": "mis", "cap": 5.0}],
+        "epochs": 2,
+        "mini_batches": 2,
     }
-    folder = make(tmp_path / "run", model, ppo={"epochs": 2, "mini_batches": 2}, update=update)
+    folder = make(tmp_path / "run", model, update=update)
     record_groups(folder, range(4))
     with TraceStore.open(folder.store_url()) as store:
         learner, other = learner_of(folder, store), learner_of(folder, store)
         groups, hand, ppo = list(learner.arriving()), other.trained_policy, other.algorithm
         rows = [row for group in groups for own in group.rows for row in own]
-        found = ppo._advantages(groups, hand.values(rows))
+        found = ppo._advantages(groups, hand.values(rows), None)
         given = whitened(rows, found)
         proximal = []
         for row in rows:
@@ -125,7 +127,7 @@ def test_decoupled_ppo_clips_all_updates_of_a_batch_against_the_policy_that_it_w
             after = logs[np.arange(len(row.ids) - 1), row.ids[1:]]
             proximal.append(np.concatenate([[0.0], after]).astype(np.float32))
         metrics, cut = learner.train_step(groups), []
-        for part in ppo._parts(rows, 0):
+        for part in mini_batches(rows, learner.trained_policy.settings, [0, 0]):
             rest = (
                 [rows[at] for at in part],
                 [given[at] for at in part],
@@ -172,29 +174,6 @@ def test_the_explained_variance_is_one_of_the_truth_and_zero_of_a_constant():
     assert explained_variance(rows, [truth], [np.full(4, 5.0, np.float32)]) == 0
 
 
-@given(data=st.data())
-def test_in_every_epoch_each_rollout_is_in_one_update_with_all_its_rows(data):
-    settings = PpoSettings(epochs=data.draw(st.integers(1, 3)), mini_batches=data.draw(st.integers(1, 4)))
-    trained = data.draw(st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=12))
-    masks = [np.array([0, int(each)], np.int32) for _, each in trained]
-    rows = [
-        Row(f"r{name}", "g", mask, mask, np.zeros(2, np.float32), mask - 1)
-        for (name, _), mask in zip(trained, masks, strict=True)
-    ]
-    learns = {f"r{name}" for name, each in trained if each}
-    raw = {"name": "t", "policy": {"path": "p"}, "tasks": {"set": "lookup"}, "harnesses": [{"name": "h"}]}
-    config = validate(RunConfig, raw, "the test")
-    parts = list(PpoTrainer(config, settings)._parts(rows, step=3))
-    assert sorted(at for part in parts for at in part) == sorted(
-        at for at, row in enumerate(rows) for _ in range(settings.epochs) if row.rollout_id in learns
-    )
-    for part in parts:
-        held = {rows[at].rollout_id for at in part}
-        assert part == [at for at, row in enumerate(rows) if row.rollout_id in held]
-        assert any(rows[at].mask.any() for at in part)
-    assert len(parts) == settings.epochs * min(settings.mini_batches, len(learns))
-
-
 def test_a_batch_in_which_nothing_was_sampled_is_a_step_that_changes_nothing(tmp_path, model):
     folder = make(tmp_path / "run", model)
     record_groups(folder, range(2))
@@ -238,7 +217,7 @@ def test_while_the_critic_warms_up_the_policy_stays_and_the_ledger_says_so(tmp_p
 
 
 def test_several_updates_on_a_batch_are_one_training_in_the_ledger(tmp_path, model):
-    folder = make(tmp_path / "run", model, ppo={"epochs": 3, "mini_batches": 2})
+    folder = make(tmp_path / "run", model, update={"lr": 0.01, "epochs": 3, "mini_batches": 2})
     record_groups(folder, range(2))
     with TraceStore.open(folder.store_url()) as store:
         learner = learner_of(folder, store)
@@ -283,10 +262,10 @@ def test_a_checkpoint_of_a_release_without_critics_is_read(tmp_path, model):
         ({"zero_signal": "refill"}, "trains on groups of equal rewards too"),
         ({"advantage": "rloo"}, "by GAE from its critic"),
         ({"update": {"baseline": "minimum_variance"}}, "PPO already subtracts its critic"),
-        ({"ppo": {"epochs": 2}, "update": {"proximal": "current"}}, "set trainer.update.proximal"),
+        ({"update": {"epochs": 2, "proximal": "current"}}, "set proximal = "),
         (
-            {"ppo": {"mini_batches": 2}, "update": {"proximal": "ewma", "corrections": ["mis"]}},
-            "set trainer.update.proximal",
+            {"update": {"mini_batches": 2, "proximal": "ewma", "corrections": ["mis"]}},
+            "set proximal = ",
         ),
         ({"update": {"proximal": "recompute"}}, "raise epochs or mini_batches"),
         ({"ppo": {"lambda": 1}}, "lam"),
@@ -306,7 +285,7 @@ def test_its_quickstart_is_the_quickstart_but_for_the_trainer():
     )
     assert {key for key in grpo if grpo[key] != ppo[key]} == {"name", "trainer"}
     assert grpo.keys() == ppo.keys()
-    assert ppo_settings_of(validate(RunConfig, ppo, "its quickstart")).epochs == 2
+    assert settings_of(validate(RunConfig, ppo, "its quickstart")).epochs == 2
 
 
 @pytest.mark.timeout(120)
@@ -319,7 +298,7 @@ def test_a_run_that_changes_its_number_of_processes_goes_on_as_one_that_does_not
     }
     found = {}
     for name, each in stops.items():
-        run = make(tmp_path / name, model, ppo={"epochs": 2, "critic": {"lr": 1e-3}}, update={"lr": 1e-3})
+        run = make(tmp_path / name, model, ppo={"critic": {"lr": 1e-3}}, update={"lr": 1e-3, "epochs": 2})
         record_groups(run, range(6))
         found[name] = after_processes(train, run, each)
     straight, changed = found["straight"], found["changing"]
@@ -344,7 +323,9 @@ def test_a_run_that_changes_its_number_of_processes_goes_on_as_one_that_does_not
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("options", [{"ppo": {"epochs": 2}}, {"reuse": 1}, {"processes": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"update": {"lr": 0.01, "epochs": 2}}, {"reuse": 1}, {"processes": 2}], ids=str
+)
 def test_a_trainer_killed_at_any_moment_ends_with_the_weights_of_one_that_was_not(tmp_path, model, options):
     steps = 6
     groups = 2 * steps - 2 * options.get("reuse", 0)  # some come again

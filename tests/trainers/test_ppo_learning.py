@@ -12,8 +12,7 @@ OPTIONS = {
     "algorithm": "ppo",
     "groups_per_step": 32,
     "group_size": 1,
-    "update": {"lr": 5e-4},
-    "ppo": {"epochs": 2},
+    "update": {"lr": 5e-4, "epochs": 2},
 }
 
 

@@ -13,11 +13,12 @@ from tests.trainers.test_proximal_average import told
 from tests.trainers.test_trained_policy import ADVANTAGES
 from tests.trainers.test_update import make_rows
 from tests.trainers.together import together
+from trainers.held_weights import copies
 from trainers.policies.loading import load_policy
 from trainers.policy import token_logprobs
-from trainers.proximal import Snapshots, copies
+from trainers.proximal import Snapshots
 from trainers.trained_policy import TrainedPolicy
-from trainers.update import UpdateSettings
+from trainers.update_settings import UpdateSettings
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import version_path
 from trainers.world import ALONE, World

@@ -11,9 +11,11 @@ import torch
 from harnessgym.errors import TrainerError
 from tests.trainers.test_update import FORMS, SETTINGS, ages_of, make_policy, make_rows, split_row
 from tests.trainers.together import together
-from trainers.gradients import mean_logprobs
-from trainers.proximal import copies, having
-from trainers.update import GradientAccumulation, UpdateSettings, make_optimizer, policy_update
+from trainers.held_weights import HeldWeights
+from trainers.optimizer import make_optimizer
+from trainers.scoring import mean_logprobs
+from trainers.update import GradientAccumulation, policy_update
+from trainers.update_settings import UpdateSettings
 from trainers.world import ALONE
 
 ADVANTAGES = [1.0, -0.5, 0.25, 2.0, -1.5, 0.75, -2.0]
@@ -78,8 +80,7 @@ def test_any_number_of_processes_makes_the_step_of_one(tmp_path, size, streamed)
         for (gradient, weights, metrics), (expected, expected_weights, known) in zip(found, one, strict=True):
             assert (gradient - expected).norm() <= 1e-5 * expected.norm()
             assert torch.allclose(weights, expected_weights, rtol=1e-4, atol=2e-5)
-            for name in known.__dataclass_fields__:
-                assert getattr(metrics, name) == pytest.approx(getattr(known, name), rel=1e-5, abs=1e-7), name
+            assert metrics.as_dict() == pytest.approx(known.as_dict(), rel=1e-5, abs=1e-7)
 
 
 def of_forms(world, cases):
@@ -204,8 +205,8 @@ def after_a_look(world):
     """The weights after scoring, and after other weights had their turn."""
     policy = sharded(world)
     mean_logprobs(policy, [row.ids for row in make_rows(1, 2)], [2, 3], SETTINGS)
-    other = [torch.zeros_like(part) for part in copies(policy)]
-    with having(policy, other):
+    other = {name: torch.zeros_like(tensor) for name, tensor in make_policy().published().items()}
+    with HeldWeights(policy, world, other).in_place():
         zero = all(not whole(parameter).any() for parameter in policy.parameters())
     return zero, torch.cat([whole(parameter).flatten() for parameter in policy.parameters()])
 

@@ -155,7 +155,7 @@ def two_steps_on_a_batch(trained_policy):
 
 def test_what_several_steps_clip_against_is_scored_by_leader_and_followers(tmp_path):
     update = {"lr": 0.01, "loss": "decoupled_ppo", "proximal": "recompute", "corrections": ["mis"]}
-    given = {"algorithm": "ppo", "ppo": {"epochs": 2}, "update": update}
+    given = {"algorithm": "ppo", "update": update | {"epochs": 2}}
     config = make_run(tmp_path / "run", save_model(tmp_path / "model"), **given).config()
     (before, loss, weights), _ = together(tmp_path / "two", 2, as_leader, config, two_steps_on_a_batch)
     alone = two_steps_on_a_batch(TrainedPolicy(config))

@@ -14,8 +14,10 @@ from harnessgym.config import validate
 from harnessgym.errors import ConfigError
 from harnessgym.registry import names
 from tests.trainers.test_update import make_policy, make_rows
-from trainers.gradients import score_all
-from trainers.update import UpdateSettings, make_optimizer, policy_update
+from trainers.optimizer import make_optimizer
+from trainers.scoring import score_all
+from trainers.update import policy_update
+from trainers.update_settings import UpdateSettings
 from trainers.world import ALONE
 
 WEIGHTS = {"icepop", "mis", "tis"}

@@ -36,7 +36,12 @@ def gae(
 
 
 def gae_of_rollout(
-    item: Scored, values: Sequence[FloatArray], gamma: float = 1.0, lam: float = 0.95, channel: str = "reward"
+    item: Scored,
+    values: Sequence[FloatArray],
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    channel: str = "reward",
+    penalties: Sequence[FloatArray] | None = None,
 ) -> list[FloatArray]:
     """Advantages of a rollout's trained tokens, float32 [T] per row, 0 elsewhere; `values` is float [T] per
     row.
@@ -44,7 +49,7 @@ def gae_of_rollout(
     Each agent has its own sequence: the tokens of its trained calls, in the order in which the calls began,
     across branches and rows. Text of the environment and of other agents in between takes no time. A call's
     reward under `channel` comes with its last token, and the rollout's reward with the last token of each
-    agent.
+    agent. `penalties`, float [T] per row, are subtracted from the rewards of single tokens.
     """
     out = [np.zeros(len(row.ids), np.float32) for row in item.rows]
     for steps in _sequences(item.rows):
@@ -55,6 +60,8 @@ def gae_of_rollout(
         rewards_T = np.zeros(len(values_T))
         rewards_T[ends - 1] = [turn.rewards.get(channel, 0.0) for _, turn in steps]
         rewards_T[-1] += item.reward
+        if penalties is not None:
+            rewards_T -= np.concatenate([penalties[at][turn.start : turn.end] for at, turn in steps])
         advantages = np.split(gae(rewards_T, values_T, gamma, lam), ends[:-1])
         for (at, turn), own in zip(steps, advantages, strict=True):
             out[at][turn.start : turn.end] = own

@@ -12,7 +12,8 @@ from trainers.losses.tokens import Tokens
 PPO = AlgorithmRow(
     "loss", "ppo", "-min(rho A, clip(rho, 1 - low, 1 + high) A), rho = pi / pi_prox; low = high = 0.2",
     "arXiv 1707.06347", "source", 'TRL 1.16 `GRPOTrainer`, `loss_type = "grpo"`', "rollout",
-    'GRPO\'s mean per rollout (set normalisation = "rollout"), its KL penalty to a reference policy.',
+    'GRPO\'s mean per rollout (set normalisation = "rollout") and its KL penalty to a reference policy (set '
+    'kl).',
 )  # fmt: skip
 DAPO = AlgorithmRow(
     "loss", "dapo", "that of ppo; low = 0.2, high = 0.28", "arXiv 2503.14476", "source",
@@ -26,9 +27,8 @@ DECOUPLED_PPO = AlgorithmRow(
     "proximal = recompute)",
     "arXiv 2505.24298",
     "source", "AReaL's formula in float64, token by token, with its mask at 5", "token",
-    'the paper\'s several steps on a batch, clipped against the policy before the first: algorithm = "ppo" '
-    'with several epochs or mini_batches, proximal = "recompute" and corrections = [{ name = "mis", cap = '
-    '5.0 }].',
+    'the paper\'s several steps on a batch, clipped against the policy before the first: several epochs or '
+    'mini_batches, proximal = "recompute" and corrections = [{ name = "mis", cap = 5.0 }].',
 )  # fmt: skip
 GSPO = AlgorithmRow(
     "loss", "gspo", "-min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean_t log rho_t), as sg[s] pi / "

@@ -58,6 +58,23 @@ def trainer_need(config: RunConfig, facts: ModelFacts) -> CapacityNeed:
     )
 
 
+def references_need(config: RunConfig, facts: ModelFacts) -> tuple[CapacityNeed, CapacityNeed]:
+    """Memory of the trainer's device, and main memory, for the reference policy and the teacher."""
+    device, main = dict[str, int](), dict[str, int]()
+    sections = (("kl", "reference", "start"), ("distillation", "teacher", None))
+    for section, key, default in sections:
+        settings = config.trainer.update.get(section)
+        if not settings:
+            continue
+        named = settings.get(key, default)
+        named = {"name": named} if isinstance(named, str) else named or {}
+        if named.get("name") == "model":
+            device[key] = _F32 * facts_of(Path(named["path"])).parameters
+        elif named.get("name") != "engine" and not (config.trainer.lora.on and named.get("name") == "start"):
+            main[key] = _F32 * facts.parameters
+    return CapacityNeed(device), CapacityNeed(main)
+
+
 def copies_need(config: RunConfig, facts: ModelFacts) -> CapacityNeed:
     """Main memory of what a checkpoint is written from, beside the trainer's own."""
     weights = _F32 * facts.parameters
@@ -97,8 +114,15 @@ def check_capacity(config: RunConfig, root: Path) -> None:
     except PolicyError:
         return  # weights in another format, whose size is not known
     trainer, copies, engines = (need(config, facts) for need in (trainer_need, copies_need, engine_need))
+    models, copied = references_need(config, facts)
+    trainer = CapacityNeed({**trainer.parts, **models.parts})
     main = CapacityNeed(
-        {**(trainer.parts if config.trainer.device == "cpu" else {}), **copies.parts, **engines.parts}
+        {
+            **(trainer.parts if config.trainer.device == "cpu" else {}),
+            **copies.parts,
+            **copied.parts,
+            **engines.parts,
+        }
     )
     memory = psutil.virtual_memory().total
     if main.total > memory:

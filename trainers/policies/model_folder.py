@@ -90,6 +90,30 @@ def check_model(policy: PolicySection, prefix: str, *, embedded: bool) -> None:
         )
 
 
+def token_difference(folder: Path, other: Path) -> str:
+    """How the tokens of a model differ from those of another; empty if each has the same id there.
+
+    Raises `PolicyError` if a tokenizer cannot be read.
+    """
+    theirs = _token_ids(other)
+    for token, number in _token_ids(folder).items():
+        if theirs.get(token) != number:
+            return f"{token!r} is {number} in {folder}, and {theirs.get(token, 'missing')} there"
+    return ""
+
+
+def _token_ids(folder: Path) -> dict[str, int]:
+    path = folder / "tokenizer.json"
+    try:
+        raw = json.loads(path.read_text())
+        vocabulary = raw["model"]["vocab"]
+        if isinstance(vocabulary, list):  # of Unigram models, with scores
+            vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
+        return {**vocabulary, **{token["content"]: token["id"] for token in raw["added_tokens"]}}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PolicyError(f"{path} cannot be read: {error!r}. Restore the file.") from error
+
+
 def _has_template(folder: Path) -> bool:
     if (folder / "chat_template.jinja").is_file():
         return True

@@ -26,7 +26,7 @@ from harnessgym.tokens import IdArray
 from trainers.packing import pack, packed_size
 from trainers.policies import span_attention
 from trainers.policies.span_attention import SpanLog, SpansUnsupported
-from trainers.policy import Policy
+from trainers.policy import Policy, chosen_logprobs
 
 log = logging.getLogger(__name__)
 
@@ -243,15 +243,13 @@ class TransformersPolicy(Policy):
         ]
         masks = [(np.arange(len(row)) > 0).astype(np.int32) for row in rows]
         expected_M = torch.cat(
-            [self._chosen(*self._padded([row], [mask]), 1.0) for row, mask in zip(rows, masks, strict=True)]
+            [self._tried(*self._padded([row], [mask])) for row, mask in zip(rows, masks, strict=True)]
         )
         self.model.set_attn_implementation(span_attention.NAME)
         span_log = SpanLog()
         found_M = torch.cat(
             [
-                self._chosen(
-                    *self._packed([rows[at] for at in part], [masks[at] for at in part], span_log), 1.0
-                )
+                self._tried(*self._packed([rows[at] for at in part], [masks[at] for at in part], span_log))
                 for part in self._passes(rows)
             ]
         )
@@ -262,6 +260,9 @@ class TransformersPolicy(Policy):
         if slides and not any(span_log.windows):
             return "its layers do not say how far they see"
         return ""
+
+    def _tried(self, hidden_ME: Tensor, targets_M: Tensor) -> Tensor:
+        return chosen_logprobs(self._scores(hidden_ME, 1.0), targets_M)
 
     def _packed(
         self, rows: Sequence[IdArray], masks: Sequence[IdArray], span_log: SpanLog | None = None

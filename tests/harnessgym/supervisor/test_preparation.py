@@ -245,7 +245,7 @@ def test_a_run_of_one_policy_is_told_of_no_others(tmp_path):
         ({"update": {"loss": "gpso"}}, "Did you mean 'gspo'"),
         ({"update": {"corrections": ["tis"]}}, "1 everywhere"),
         ({"update": {"proximal": "snapshot"}, "max_staleness": 0}, "raise max_staleness"),
-        ({"algorithm": "ppo", "ppo": {"epoch": 2}}, "epochs"),
+        ({"algorithm": "ppo", "ppo": {"lamb": 0.5}}, "lam"),
         ({"algorithm": "ppo", "stream": True}, "needs the whole batch before"),
         ({"group_size": 1}, 'set algorithm = "ppo"'),
     ],
@@ -273,7 +273,7 @@ def own_algorithm(settings):
 
 def test_settings_that_another_trainer_does_not_apply_are_told_and_not_refused(tmp_path):
     mine = {"algorithm": f"{__name__}:own_algorithm"}
-    given = {"update": {"lr": 0.5, "no_such": 1}, "advantage": "rloo", "ppo": {"epochs": 2}, "steps": 3}
+    given = {"update": {"lr": 0.5, "no_such": 1}, "advantage": "rloo", "ppo": {"lam": 0.5}, "steps": 3}
     told = []
     prepare(config(trainer=mine | given), tmp_path / "told", told.append)
     said = [line for line in told if line.startswith("Trainer: ")]
@@ -289,13 +289,13 @@ def test_settings_that_another_trainer_does_not_apply_are_told_and_not_refused(t
 
 @pytest.mark.parametrize("algorithm", ["ppo", "trainers.ppo:train", f"{__name__}:own_algorithm"])
 def test_settings_of_ppo_are_for_ppo_and_for_algorithms_of_ones_own(algorithm):
-    assert config(trainer={"algorithm": algorithm, "ppo": {"epochs": 2}}).trainer.ppo == {"epochs": 2}
+    assert config(trainer={"algorithm": algorithm, "ppo": {"lam": 0.5}}).trainer.ppo == {"lam": 0.5}
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "trainers.grpo:train"])
 def test_settings_of_ppo_are_refused_with_grpo_whatever_it_is_called(algorithm):
     with pytest.raises(ConfigError, match="the algorithm is grpo: leave it out"):
-        config(trainer={"algorithm": algorithm, "ppo": {"epochs": 2}})
+        config(trainer={"algorithm": algorithm, "ppo": {"lam": 0.5}})
 
 
 @pytest.mark.parametrize(("max_tokens", "warned"), [(4_096, True), (512, True), (511, False)])

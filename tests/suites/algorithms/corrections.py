@@ -17,8 +17,10 @@ from trainers.corrections.importance_sampling import icepop, mis, tis
 from trainers.corrections.loglinear import loglinear
 from trainers.corrections.masks import geometric, opsm
 from trainers.losses.clipped import ppo
+from trainers.optimizer import make_optimizer
 from trainers.proximal import ewma_update
-from trainers.update import UpdateSettings, make_optimizer, policy_update
+from trainers.update import policy_update
+from trainers.update_settings import UpdateSettings
 
 
 def trl_ratio(tokens, mode, low=None, high=3.0):

@@ -72,16 +72,18 @@ class TrlLoss(GRPOTrainer):
         self.accelerator = Accelerator(cpu=True)
         self._metrics = {"eval": defaultdict(list)}
         self.model = torch.nn.Identity().eval()
-        self.args = type("Options", (), {"delta": None, "steps_per_generation": 1})()
+        self.args = type(
+            "Options", (), {"delta": None, "steps_per_generation": 1, "use_bias_correction_kl": False}
+        )()
         vars(self).update(options)
 
     def _get_per_token_logps_and_entropies(self, *_args, **_options):
         return self.given, torch.zeros_like(self.given), None
 
 
-def trl(tokens, weights=None, **options):
+def trl(tokens, weights=None, reference_N=None, **options):
     """TRL's loss and its gradient by the tokens' logprobs; `weights`, [R, T] or [R, 1], are its importance
-    ratios.
+    ratios, and `reference_N` the logprobs of its reference model.
     """
     mask = padded(torch.ones_like(tokens.behaviour_N), tokens)
     first = tokens.time_N == 0
@@ -96,6 +98,8 @@ def trl(tokens, weights=None, **options):
         "sampling_per_token_logps": padded(tokens.behaviour_N, tokens),
         "num_items_in_batch": mask.sum(),
     }
+    if reference_N is not None:
+        inputs["ref_per_token_logps"] = padded(reference_N, tokens)
     if weights is not None:
         options |= {"use_vllm": True, "vllm_importance_sampling_correction": True}
         inputs["importance_sampling_ratio"] = weights

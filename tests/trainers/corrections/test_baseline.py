@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from harnessgym.errors import TrainerError
 from tests.trainers.test_update import make_policy, make_rows, step_of
-from trainers.update import UpdateSettings, make_optimizer, policy_update
+from trainers.optimizer import make_optimizer
+from trainers.update import policy_update
+from trainers.update_settings import UpdateSettings
 
 
 @settings(max_examples=5, deadline=None)

@@ -9,7 +9,7 @@ from harnessgym.config import validate
 from harnessgym.errors import ConfigError
 from harnessgym.run_config.run import RunConfig
 from trainers.policies import capacity
-from trainers.policies.capacity import check_capacity, disk_need, engine_need, trainer_need
+from trainers.policies.capacity import check_capacity, disk_need, engine_need, references_need, trainer_need
 from trainers.policies.model_folder import facts_of
 
 SHIPPED = Path("environments/lookup/policy")
@@ -45,6 +45,20 @@ def test_whole_weights_take_sixteen_bytes_each_and_adapters_four():
     assert trainer_need(config_of(), one).total == 16_000
     assert trainer_need(config_of(lora={"rank": 8}), one).total == 4_000
     assert trainer_need(config_of(algorithm="ppo"), one).total == 32_000
+
+
+def test_a_reference_takes_a_copy_and_a_model_of_its_own_its_weights():
+    def parts(**trainer):
+        device, main = references_need(config_of(**trainer), facts(1_000))
+        return dict(device.parts), dict(main.parts)
+
+    kl, size = {"coefficient": 0.1}, 4 * facts_of(SHIPPED).parameters
+    assert parts() == ({}, {})
+    assert parts(update={"kl": kl}) == ({}, {"reference": 4_000})
+    assert parts(update={"kl": kl}, lora={"rank": 8}) == ({}, {})
+    distillation = {"teacher": {"name": "model", "path": str(SHIPPED)}}
+    both = {"kl": kl | {"reference": {"name": "engine", "url": "http://x"}}, "distillation": distillation}
+    assert parts(update=both) == ({"teacher": size}, {})
 
 
 def test_engines_hold_weights_and_caches():

@@ -16,7 +16,7 @@ from tests.trainers.trl_bridge.test_grpo import close, our_gradients
 from tests.trainers.trl_bridge.tiny import Gradients, off_policy_run, training_run
 from trainers.trl_bridge.rollout_worker import RolloutWorker, async_arguments
 from trainers.trl_bridge.weight_transfer import WeightTransfer
-from trainers.update import UpdateSettings
+from trainers.update_settings import UpdateSettings
 from trainers.weights.chain import read_version
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's and its dependencies' own

@@ -15,11 +15,13 @@ from harnessgym.store import TraceStore, advantages, ledger, policies, rollouts
 from harnessgym.traces.verification.verify import verify
 from tests.trainers.recorded_run import STEPS, make_run
 from tests.trainers.trl_bridge.tiny import REWARDS, Gradients, off_policy_run, save_tiny, training_run
+from trainers.optimizer import make_optimizer
 from trainers.policies.loading import load_policy
 from trainers.policy import token_logprobs
 from trainers.trl_bridge.grpo import RunGRPOTrainer, grpo_arguments
 from trainers.trl_bridge.samples import fields_of, recorded_reward, samples_of
-from trainers.update import UpdateSettings, make_optimizer, policy_update
+from trainers.update import policy_update
+from trainers.update_settings import UpdateSettings
 from trainers.weights.chain import read_version
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's and its dependencies' own

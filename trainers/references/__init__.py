@@ -1,0 +1,1 @@
+"""Kinds of reference policies and teachers; `trainers.reference` is their contract."""

@@ -1,0 +1,82 @@
+"""A reference that is a model of its own: another folder, of any architecture, or a version of a run."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from harnessgym.run_config.run import RunConfig
+from harnessgym.run_folder import RunFolder
+from harnessgym.tokens import FloatArray
+from harnessgym.traces.trajectories import Row
+from trainers.policies.loading import load_policy
+from trainers.policy import Policy
+from trainers.reference_settings import VersionReference
+from trainers.scoring import TopTokens, score_all, top_all
+from trainers.update_settings import UpdateSettings
+from trainers.weights.chain import read_version
+from trainers.weights.manifest import version_path
+from trainers.world import World
+
+
+class ReferenceModel:
+    """Scores with a model beside the policy, in shards like it."""
+
+    def __init__(self, model: Policy, config: RunConfig, update: UpdateSettings, world: World) -> None:
+        """`model` becomes the reference's own."""
+        self.model = model.requires_grad_(requires_grad=False)
+        self.model.products = getattr(torch, config.trainer.dtype)
+        self.update = update
+        self.world = world
+        if world.size > 1:
+            from trainers.shards import shard
+
+            shard(self.model, world, methods=("logprobs", "likeliest", "hidden", "logits"))
+        else:
+            self.model.to(world.device)
+
+    @classmethod
+    def of_folder(cls, folder: Path, config: RunConfig, update: UpdateSettings, world: World) -> Self:
+        """The model in a folder. Raises `PolicyError` if it cannot be loaded."""
+        return cls(load_policy(folder), config, update, world)
+
+    @classmethod
+    def of_version(
+        cls, settings: VersionReference, config: RunConfig, update: UpdateSettings, world: World
+    ) -> Self:
+        """A version that a run has published, of a model like the policy. Raises `PolicyError` if it is gone
+        or does not fit.
+        """
+        model = load_policy(Path(config.policy.path), config.policy.implementation)
+        versions = RunFolder(settings.run, settings.policy).versions
+        weights: Mapping[str, Tensor] = read_version(version_path(versions, settings.version))[1]
+        model.load(weights)
+        return cls(model, config, update, world)
+
+    def logprobs(self, rows: Sequence[Row]) -> list[FloatArray]:
+        """See `Reference.logprobs`."""
+        return score_all(
+            self.model, rows, self.update.temperature, self.update.micro_batch_tokens, self.world
+        )
+
+    def top(self, rows: Sequence[Row], count: int, vocabulary: int) -> list[TopTokens]:
+        """See `Reference.top`."""
+        return top_all(
+            self.model,
+            rows,
+            (count, vocabulary),
+            self.update.temperature,
+            self.update.micro_batch_tokens,
+            self.world,
+        )
+
+    def stepped(self) -> None:
+        """Nothing: it stays as it is."""
+
+    def state(self) -> None:
+        """None: a resumed run loads it again."""
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        """Nothing: there is no state."""
