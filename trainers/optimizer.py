@@ -8,6 +8,8 @@ import torch
 from harnessgym.errors import TrainerError
 from trainers.update_settings import UpdateSettings
 
+_BETAS = (0.9, 0.95)
+
 
 class EagerAdamW(torch.optim.AdamW):
     """`AdamW` without torch's compiler.
@@ -25,12 +27,17 @@ class EagerAdamW(torch.optim.AdamW):
 
 
 def make_optimizer(policy: torch.nn.Module, settings: UpdateSettings) -> torch.optim.Optimizer:
-    """AdamW over the parameters that are trained, without weight decay.
+    """AdamW over the parameters that are trained, without weight decay; with 8-bit moments if settings say so.
 
     beta_2 = 0.95 forgets old second moments quickly, which suits a run of few, noisy steps.
     """
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    return EagerAdamW(trained, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    if settings.optimizer == "adamw":
+        return EagerAdamW(trained, lr=settings.lr, betas=_BETAS, weight_decay=0.0)
+    from bitsandbytes.optim import AdamW8bit
+
+    made: torch.optim.Optimizer = AdamW8bit(trained, lr=settings.lr, betas=_BETAS, weight_decay=0.0)
+    return made
 
 
 def clip_and_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm: float) -> float:

@@ -79,6 +79,9 @@ class UpdateSettings(BaseModel):
     """minimum_variance: the baseline that is subtracted from rewards is chosen per batch for the least
     variance of the weighted gradient. It costs a backward pass per rollout and two more copies of the
     gradient."""
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw_8bit: both moments take one byte each instead of four (bitsandbytes, arXiv 2110.02861); those of
+    tensors below 4,096 weights stay float32. In one process."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients longer than this are scaled down to it."""
     normalisation: Normalisation = "token"
@@ -220,9 +223,21 @@ def _named(kind: Kind, base: type[P], raw: Any) -> P:
     return validate(named_class, table, f"{kind} {table['name']!r}")
 
 
-def _fits_run(named: str, config: RunConfig, where: str) -> None:
-    """Raises `ConfigError` for a proximal policy that is impossible or pointless with the rest of the run."""
+def _fits_run(settings: UpdateSettings, named: str, config: RunConfig, where: str) -> None:
+    """Raises `ConfigError` for a proximal policy, or several steps on a batch, that are impossible or
+    pointless with the rest of the run.
+    """
     trainer = config.trainer
+    if named == "recompute" and not settings.several:
+        raise ConfigError(
+            f"{where}: with one update on a batch proximal = 'recompute' is 'current': name that, or raise "
+            "epochs or mini_batches."
+        )
+    if settings.several and trainer.stream:
+        raise ConfigError(
+            f"{where}: several updates need the whole batch, and with trainer.stream it is never held whole: "
+            "set stream = false (and leave trainer.periodic out), or leave epochs and mini_batches out."
+        )
     if named in ("snapshot", "ewma", "loglinear") and trainer.max_staleness == 0:
         raise ConfigError(
             f"{where}: with max_staleness = 0 every token was sampled by the policy that the step starts "
@@ -242,6 +257,51 @@ def _fits_run(named: str, config: RunConfig, where: str) -> None:
         )
 
 
+def _check_libraries(settings: UpdateSettings, config: RunConfig, where: str) -> None:
+    """Raises `ConfigError` if adapters or the optimizer need a library that is not there, or cannot do what
+    the run asks.
+    """
+    if config.trainer.lora.on and find_spec("peft") is None:
+        raise ConfigError(
+            "trainer.lora needs peft, which is not installed: pip install 'harnessgym-rl[lora]'."
+        )
+    if settings.optimizer != "adamw_8bit":
+        return
+    if find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            f"{where}: optimizer = 'adamw_8bit' needs bitsandbytes, which is not installed: pip install "
+            "'harnessgym-rl[optimizer]'."
+        )
+    if config.trainer.processes > 1:
+        raise ConfigError(
+            f"{where}: optimizer = 'adamw_8bit' does not know shards, which {config.trainer.processes} "
+            "processes have: set trainer.processes = 1, or leave it out (each shard has its part of the "
+            "moments)."
+        )
+
+
+def _check_baseline(config: RunConfig, where: str) -> None:
+    """Raises `ConfigError` if baseline = "minimum_variance" does not go with the rest of the run."""
+    trainer = config.trainer
+    if trainer.advantage in names("advantage") and trainer.advantage != "reward":
+        raise ConfigError(
+            f"{where}: baseline = 'minimum_variance' chooses what is subtracted from rewards, and "
+            f"trainer.advantage = {trainer.advantage!r} has subtracted something already: set "
+            "trainer.advantage = 'reward'."
+        )
+    if config.filter.steps_kept < 1:
+        raise ConfigError(
+            f"{where}: baseline = 'minimum_variance' takes one reward for all tokens of a rollout, and "
+            f"filter.steps_kept = {config.filter.steps_kept} gives those of some turns none: set "
+            "filter.steps_kept = 1."
+        )
+    if trainer.processes > 1:
+        raise ConfigError(
+            f"{where}: baseline = 'minimum_variance' needs the gradient of each rollout, and "
+            f"{trainer.processes} processes add theirs up: set trainer.processes = 1."
+        )
+
+
 def settings_of(config: RunConfig, where: str = "[trainer.update]") -> UpdateSettings:
     """The update settings of a run's (first) policy, completed from other sections. Raises `ConfigError`,
     with the reason.
@@ -249,40 +309,11 @@ def settings_of(config: RunConfig, where: str = "[trainer.update]") -> UpdateSet
     trainer = config.trainer
     settings = validate(UpdateSettings, dict(trainer.update), where)
     named = settings.proximal if isinstance(settings.proximal, str) else settings.proximal.name
-    _fits_run(named, config, where)
+    _fits_run(settings, named, config, where)
     check_references(settings.kl, settings.distillation, config, where)
-    if named == "recompute" and not settings.several:
-        raise ConfigError(
-            f"{where}: with one update on a batch proximal = 'recompute' is 'current': name that, or raise "
-            "epochs or mini_batches."
-        )
-    if settings.several and trainer.stream:
-        raise ConfigError(
-            f"{where}: several updates need the whole batch, and with trainer.stream it is never held whole: "
-            "set stream = false (and leave trainer.periodic out), or leave epochs and mini_batches out."
-        )
-    if trainer.lora.on and find_spec("peft") is None:
-        raise ConfigError(
-            "trainer.lora needs peft, which is not installed: pip install 'harnessgym-rl[lora]'."
-        )
+    _check_libraries(settings, config, where)
     if settings.baseline == "minimum_variance":
-        if trainer.advantage in names("advantage") and trainer.advantage != "reward":
-            raise ConfigError(
-                f"{where}: baseline = 'minimum_variance' chooses what is subtracted from rewards, and "
-                f"trainer.advantage = {trainer.advantage!r} has subtracted something already: set "
-                "trainer.advantage = 'reward'."
-            )
-        if config.filter.steps_kept < 1:
-            raise ConfigError(
-                f"{where}: baseline = 'minimum_variance' takes one reward for all tokens of a rollout, and "
-                f"filter.steps_kept = {config.filter.steps_kept} gives those of some turns none: set "
-                "filter.steps_kept = 1."
-            )
-        if trainer.processes > 1:
-            raise ConfigError(
-                f"{where}: baseline = 'minimum_variance' needs the gradient of each rollout, and "
-                f"{trainer.processes} processes add theirs up: set trainer.processes = 1."
-            )
+        _check_baseline(config, where)
     sampled_at = config.sampling.temperature
     if trainer.update.get("temperature", sampled_at) != sampled_at:
         raise ConfigError(

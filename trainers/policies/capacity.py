@@ -42,6 +42,11 @@ class CapacityNeed:
         return f"{_size(self.total)} ({listed})"
 
 
+def _moments(config: RunConfig) -> int:
+    """Bytes of the optimizer's state for each weight."""
+    return 2 if config.trainer.update.get("optimizer") == "adamw_8bit" else 2 * _F32
+
+
 def trainer_need(config: RunConfig, facts: ModelFacts) -> CapacityNeed:
     """Memory of the trainer's device or devices together."""
     weights = _F32 * facts.parameters
@@ -52,8 +57,8 @@ def trainer_need(config: RunConfig, facts: ModelFacts) -> CapacityNeed:
         {
             "weights": weights,
             "gradients": weights,
-            "optimizer": 2 * weights,
-            "critic": 4 * weights * critic,
+            "optimizer": _moments(config) * facts.parameters,
+            "critic": (2 * weights + _moments(config) * facts.parameters) * critic,
         }
     )
 
@@ -78,7 +83,7 @@ def references_need(config: RunConfig, facts: ModelFacts) -> tuple[CapacityNeed,
 def copies_need(config: RunConfig, facts: ModelFacts) -> CapacityNeed:
     """Main memory of what a checkpoint is written from, beside the trainer's own."""
     weights = _F32 * facts.parameters
-    optimizer = 0 if config.trainer.lora.on else 2 * weights
+    optimizer = 0 if config.trainer.lora.on else _moments(config) * facts.parameters
     return CapacityNeed(
         {"copies for checkpoints": weights + optimizer * (config.trainer.checkpoints == "lazy")}
     )
@@ -101,7 +106,7 @@ def disk_need(config: RunConfig, facts: ModelFacts) -> CapacityNeed:
     each = _F32 if publish.dtype in (None, "float32") else 2
     # A chain of deltas stands on one full version, whose deltas are small beside it.
     full = 1 if publish.kind == "delta" else min(publish.keep or _DEFAULT_KEPT, config.trainer.steps + 1)
-    state = 0 if config.trainer.lora.on else 3 * _F32 * facts.parameters
+    state = 0 if config.trainer.lora.on else (_F32 + _moments(config)) * facts.parameters
     return CapacityNeed({"versions": full * each * facts.parameters, "checkpoints": 2 * state})
 
 

@@ -45,6 +45,7 @@ def test_whole_weights_take_sixteen_bytes_each_and_adapters_four():
     assert trainer_need(config_of(), one).total == 16_000
     assert trainer_need(config_of(lora={"rank": 8}), one).total == 4_000
     assert trainer_need(config_of(algorithm="ppo"), one).total == 32_000
+    assert trainer_need(config_of(update={"optimizer": "adamw_8bit"}), one).total == 10_000
 
 
 def test_a_reference_takes_a_copy_and_a_model_of_its_own_its_weights():
