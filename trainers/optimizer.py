@@ -27,7 +27,7 @@ class EagerAdamW(torch.optim.AdamW):
 
 
 def make_optimizer(policy: torch.nn.Module, settings: UpdateSettings) -> torch.optim.Optimizer:
-    """AdamW over the parameters that are trained, without weight decay; with 8-bit moments if settings say so.
+    """AdamW over the parameters that are trained, without weight decay; its moments as settings say.
 
     beta_2 = 0.95 forgets old second moments quickly, which suits a run of few, noisy steps.
     """
