@@ -1,6 +1,6 @@
 """A real model learns: SmolLM2-135M-Instruct as the policy of mini-swe-agent. `make bench NAME=smollm2`.
 
-    python -m benchmarks.smollm2 [--quick] [--seeds 3] [--steps N] [--no-control] [--plot FILE] [--fresh]
+    python -m benchmarks.smollm2 [--quick] [--seeds 3] [--steps N] [--no-control] [--vllm] [--plot FILE] [--fresh]
 
 Each run is `harnessgym train benchmarks/smollm2.toml`, then `harnessgym eval` of the weights it began with
 and of its last, on the same 256 held-out tasks with the same sampling seeds. The control permutes the rewards
@@ -8,6 +8,9 @@ of every batch among its rollouts: same tasks, same code, nothing to learn. The 
 unmodified; what is particular about it stands in its own configuration file, inside the run file. The two
 shots are turns in the policy's chat template: shots that a user's message quotes are worth little to a model
 this small, and the proxy never lets a message write turns.
+
+With `--vllm` the policy is trained by what transformers computes and sampled by vLLM's CPU build instead of
+the run's own engine: another arm for each seed.
 
 Interrupted, the same command goes on where it stopped. Writes `benchmarks/out/smollm2.json`. Exit status 1
 unless the 95 % interval of every seed's gain lies above 0, and that of the control does not: no improvement
@@ -22,7 +25,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +45,8 @@ ROOT = Path("runs/bench-smollm2")
 RUN_FILE = Path("benchmarks/smollm2.toml")
 _OUT = Path("benchmarks/out/smollm2.json")
 _HELD_OUT = 256
+_VLLM = "http://127.0.0.1:8765"
+"""Where vLLM serves, the same when a run goes on."""
 _QUICK_TASKS = 8
 _QUICK = {"trainer.steps": 2, "trainer.groups_per_step": 2, "trainer.group_size": 2}
 START = (0.15, 0.40)
@@ -63,8 +69,10 @@ def main() -> None:
     """Prepare, train, evaluate, report; whatever is done already is kept."""
     options, console = _options(), Console(width=max(160, Console().width))
     root = ROOT / "quick" if options.quick else ROOT
+    kind = ", transformers and vLLM" if options.vllm else ""
     arms = [
-        Arm(f"seed {seed}", seed, shuffled=False) for seed in range(1 if options.quick else options.seeds)
+        Arm(f"seed {seed}{kind}", seed, shuffled=False)
+        for seed in range(1 if options.quick else options.seeds)
     ]
     if not options.no_control:
         arms.append(Arm("shuffled rewards, seed 0", 0, shuffled=True))
@@ -113,6 +121,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3, help="so many runs")
     parser.add_argument("--steps", type=int, help="instead of the run file's")
     parser.add_argument("--no-control", action="store_true", help="leave out the run with shuffled rewards")
+    parser.add_argument(
+        "--vllm", action="store_true", help="train through transformers and sample with vLLM's CPU build"
+    )
     parser.add_argument("--plot", type=Path, help="also draw the training rewards, as PNG")
     parser.add_argument("--fresh", action="store_true", help="forget finished runs")
     return parser.parse_args()
@@ -125,8 +136,12 @@ def _result(arm: Arm, folder: Path, options: argparse.Namespace) -> dict[str, An
     settings |= _QUICK if options.quick else {}
     if options.steps:
         settings["trainer.steps"] = options.steps
+    if options.vllm:
+        outside = f'[{{kind = "vllm", url = "{_VLLM}"}}]'
+        settings |= {"policy.implementation": "transformers", "engine.workers": 0, "engine.outside": outside}
     overrides = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    timed(folder, "training", "train", str(RUN_FILE), "--folder", str(run), *overrides)
+    with _vllm(folder / "vllm.log") if options.vllm else nullcontext():
+        timed(folder, "training", "train", str(RUN_FILE), "--folder", str(run), *overrides)
     words = (
         "--run",
         str(RUN_FILE),
@@ -139,6 +154,14 @@ def _result(arm: Arm, folder: Path, options: argparse.Namespace) -> dict[str, An
     )
     timed(folder, "evaluation", "eval", f"{run}@0", str(run), *words)
     return measure(folder)
+
+
+@contextmanager
+def _vllm(log: Path) -> Iterator[None]:
+    """vLLM's CPU build with the policy, at `_VLLM`."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with vllm_cpu.serving(log, ROOT / "policy", 256, port=int(_VLLM.rpartition(":")[2])):
+        yield
 
 
 def prepare(folder: Path, model: Path = vllm_cpu.MODEL) -> None:

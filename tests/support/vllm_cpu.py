@@ -128,12 +128,14 @@ def environment() -> dict[str, str]:
 
 
 class Server:
-    """A server of a model on a free port, which can be killed and started again there."""
+    """A server of a model on a port, which can be killed and started again there."""
 
-    def __init__(self, log: Path, model: Path = MODEL, max_length: int = 2048) -> None:
+    def __init__(self, log: Path, model: Path = MODEL, max_length: int = 2048, port: int = 0) -> None:
+        """`port` 0 is a free one."""
         self.model, self.max_length = model, max_length
         with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            free.bind(("127.0.0.1", port))
             self.port = int(free.getsockname()[1])
         self.address, self.log = f"http://127.0.0.1:{self.port}", log
         self._process: subprocess.Popen[bytes] | None = None
@@ -209,10 +211,10 @@ class Server:
 
 
 @contextmanager
-def serving(log: Path, model: Path = MODEL, max_length: int = 2048) -> Iterator[Server]:
+def serving(log: Path, model: Path = MODEL, max_length: int = 2048, port: int = 0) -> Iterator[Server]:
     """A server that answers. Prepares what is missing."""
     prepare()
-    server = Server(log, model, max_length)
+    server = Server(log, model, max_length, port)
     try:
         server.start()
         server.wait()
