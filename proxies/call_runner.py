@@ -120,7 +120,7 @@ class CallRunner:
             finish_reason=sampled.finish_reason,
             stop_token=sampled.stop_token,
             upstream=sampled.worker,
-            usage=members_of(usage),
+            usage=members_of(usage) | ({"unparsed": feed.unparsed} if feed.unparsed else {}),
             timings=_timings(sampled, started) | call.silence.timings(),
             status=status,
             body=None if sampled.body is None else split_body(sampled.body),

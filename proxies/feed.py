@@ -39,6 +39,11 @@ class TokenFeed:
         """How many of the tokens parsed so far are reasoning."""
         return self._parser.reasoning_tokens
 
+    @property
+    def unparsed(self) -> int:
+        """How many pieces of markup so far are malformed, and were given back as text."""
+        return self._parser.unparsed
+
     def add(self, ids: Sequence[int]) -> None:
         """Add newly sampled tokens."""
         self._pending.extend(ids)

@@ -108,6 +108,7 @@ class CallOutcome:
     stop_token: int | None
     upstream: str
     usage: dict[str, int]
+    """Token counts; and `unparsed`, the pieces of malformed markup in the answer, if there are any."""
     timings: dict[str, float]
     status: CallStatus = "committed"
     body: SplitBody | None = None

@@ -29,6 +29,8 @@ class Overview:
     """Tokens that are not trained, by reason."""
     breaks: Mapping[str, int]
     """Calls that could not continue an earlier one, by class of the break."""
+    unparsed: int
+    """Pieces of malformed markup in answers, such as tool calls without an end."""
     refused: Mapping[str, int]
     """Requests that the proxy refused, by kind of error."""
 
@@ -53,6 +55,7 @@ class Overview:
             ),
             ("excluded", _counts(self.excluded)),
             ("history breaks", _counts(self.breaks)),
+            ("malformed markup", str(self.unparsed)),
             ("refused requests", _counts(self.refused)),
         ]
 
@@ -77,6 +80,7 @@ def overview(conn: Connection, rollout_id: str) -> Overview:
         trainable=trajectory.trained,
         excluded=excluded,
         breaks=Counter(call.break_class for call in calls if call.break_class),
+        unparsed=sum(call.usage.get("unparsed", 0) for call in calls),
         refused=Counter(event.attributes["problem"] for event in refused),
     )
 

@@ -16,6 +16,7 @@ from harnessgym.store import bodies
 from harnessgym.store import calls as call_rows
 from harnessgym.store.tables import calls as calls_table
 from harnessgym.tokens import hash_ids
+from harnessgym.traces.overview import overview
 from proxies.upstreams.scripted import Failure, ScriptedUpstream
 from tests.proxies.conftest import MakeWorld, World
 
@@ -505,3 +506,17 @@ async def test_after_a_failed_write_and_a_failed_engine_the_session_is_read_agai
         one, three = world.calls(session)
         assert (three.ordinal, three.parent_call_id) == (1, one.id)
         assert world.prompt(session, three) == list(scripted(world).asked[-1].prompt)
+
+
+async def test_markup_that_does_not_parse_is_text_and_counted(make_world: MakeWorld) -> None:
+    broken = "<tool_call>\n{not JSON}\n</tool_call><|im_end|>"
+    async with make_world(CALL, broken) as world:
+        session = await world.open()
+        for expected in ({}, {"unparsed": 1}):
+            response = await world.chat(session.key, HI, tools=TOOLS)
+            usage = column(world, response.json()["id"].removeprefix("chatcmpl-"), "usage")
+            assert {name: count for name, count in usage.items() if name == "unparsed"} == expected
+        assert "{not JSON}" in response.json()["choices"][0]["message"]["content"]
+        await world.control.seal(session.session_id)
+        found = world.store.read(lambda conn: overview(conn, world.rollout_id))
+        assert ("malformed markup", "1") in found.rows()
