@@ -7,7 +7,7 @@ the same suffix.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -115,6 +115,7 @@ class TemplateRenderer:
         self._form = MessageForm.of(template, lambda messages: self._fill(list(messages), [], generate=False))
         self._known_settings: dict[tuple[_Setting, str], tuple[str, str]] = {}
         self._proofs: dict[tuple[object, ...], bool | None] = {}
+        self._writes_ids = self._depends_on_ids()
         self._turn_ends = self._find_turn_ends()
         known = [token for token in self._turn_ends.values() if token is not None]
         self._end_texts = {token: self.decode([token]) for token in known}
@@ -167,6 +168,9 @@ class TemplateRenderer:
         """The tokens to append to `ids`; None if the turn was cut off or the template cannot be continued."""
         new_messages = self._answering(ids, new_messages)
         answered = _leading_results(new_messages)
+        if answered and not self._writes_ids:
+            # Ids differ from turn to turn: with the same ones everywhere, settings are rendered once.
+            new_messages = [*map(_with_plain_id, range(answered), new_messages), *new_messages[answered:]]
         end = self._turn_ends[min(answered, 1)]
         if not ids or end is None or ids[-1] not in {end, *self.stop_token_ids} or not new_messages:
             return None
@@ -298,6 +302,20 @@ class TemplateRenderer:
             add_generation_prompt=generate,
         )
 
+    def _depends_on_ids(self) -> bool:
+        """Whether the ids of calls change the text of one call or of two, and of their results."""
+        texts = set()
+        for one, other in (("a0", "a1"), ("z9y8x7w6v", "b0b1b2b3b")):
+            results = [Message("tool", "A.", tool_call_id=call, name="f") for call in (one, other)]
+            try:
+                texts.add(
+                    self.text([Message("user", "a"), _answer("", _calls([one])), results[0], _answer("", ())])
+                    + self.text([Message("user", "a"), _answer("", _calls([one, other])), *results])
+                )
+            except (TemplateError, TypeError, ValueError):
+                return True
+        return len(texts) > 1
+
     def _smallest_prompt(self) -> str:
         try:
             return self.text([Message("user", _MARK)])
@@ -395,6 +413,10 @@ def _answer(more: str, calls: tuple[ToolCall, ...]) -> Message:
 
 def _calls(ids: Sequence[str]) -> tuple[ToolCall, ...]:
     return tuple(ToolCall(call, "f", "{}") for call in ids)
+
+
+def _with_plain_id(index: int, result: Message) -> Message:
+    return replace(result, tool_call_id=f"a{index}")
 
 
 def _leading_results(messages: Sequence[Message]) -> int:

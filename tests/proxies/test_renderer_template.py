@@ -222,3 +222,29 @@ def test_only_byte_level_tokenizers_are_taken() -> None:
     words.add_special_tokens([AddedToken("<|im_end|>", special=True)])
     with pytest.raises(PolicyError, match="byte-level"):
         TemplateRenderer(words, CHATML)
+
+
+WRITING_IDS = CHATML.replace(
+    "{{ '<|im_start|>' + m.role + '\n' + m.content }}",
+    "{{ '<|im_start|>' + m.role + ' ' + (m.tool_call_id or '') + '\n' + m.content }}",
+)
+DUMPING_CALLS = CHATML.replace("{{ c.function.arguments | tojson }}", "{{ c | tojson }}")
+
+
+@pytest.mark.parametrize(
+    ("template", "written"), [(CHATML, False), (WRITING_IDS, True), (DUMPING_CALLS, False)]
+)
+def test_results_go_on_whatever_the_ids_of_calls(template: str, written: bool) -> None:
+    """A template that does not write ids is rendered with the same ones, so its settings are known."""
+    r = renderer(template)
+    ids = list(r.render(ASKED, TOOLS).whole()) + sample(r, CALL + "<|im_end|>")
+    found = set()
+    for call in ("call_1", "call_2", "toolu_01AbC"):
+        results = [Message("tool", "12", tool_call_id=call, name="find"), Message("user", "And now?")]
+        suffix = r.extend(ids, results, TOOLS)
+        assert suffix is not None
+        text = r.decode(list(suffix))
+        assert (call in text) == written
+        found.add(text.replace(call, ""))
+    assert len(found) == 1
+    assert (len(r._known_settings) > 4) == (template != CHATML)
