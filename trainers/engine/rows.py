@@ -17,11 +17,9 @@ import torch
 from torch import Tensor
 
 from harnessgym.tokens import IdArray
-from trainers.policies.kv_cache import KVCache
-from trainers.policies.native_config import NativeConfig
+from trainers.engine.runner import Ints, RowCache
 
 Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
 
 DRAWS = 64
 """Uniform numbers drawn at a time from a sequence's stream."""
@@ -43,8 +41,8 @@ def truncate(scores_BV: Tensor, top_k_B: Tensor, top_p_B: Tensor) -> Tensor:
     not depend on an order among equals.
     """
     ordered_BV = scores_BV.sort(dim=-1, descending=True).values
-    rank_V = torch.arange(scores_BV.shape[-1])
-    last_B = torch.where(top_k_B > 0, top_k_B, len(rank_V)).clamp(max=len(rank_V)) - 1
+    size = scores_BV.shape[-1]
+    last_B = torch.where(top_k_B > 0, top_k_B, size).clamp(max=size) - 1
     kth_B1 = ordered_BV.gather(1, last_B[:, None])
     ordered_BV = ordered_BV.masked_fill(ordered_BV < kth_B1, float("-inf"))
     before_BV = ordered_BV.softmax(-1).cumsum(-1) - ordered_BV.softmax(-1)
@@ -58,24 +56,28 @@ def sample(
     logits_BV: Tensor, temperature_B: Floats, top_k_B: Ints, top_p_B: Floats, uniform_B: Floats
 ) -> StepSamples:
     """One token per row. A row of temperature 0 gets its likeliest token, with logprob 0."""
+
+    def on_device(array: npt.NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(logits_BV.device)
+
     greedy_B = temperature_B == 0.0
     scores_BV = logits_BV.float()
     if (temperature_B != 1.0).any():
-        scores_BV = scores_BV / torch.from_numpy(np.where(greedy_B, np.float32(1.0), temperature_B))[:, None]
+        scores_BV = scores_BV / on_device(np.where(greedy_B, np.float32(1.0), temperature_B))[:, None]
     cut_B = (top_k_B > 0) | (top_p_B < 1.0)
     if cut_B.any():
-        index = torch.from_numpy(np.flatnonzero(cut_B))
-        kept = truncate(scores_BV[index], torch.from_numpy(top_k_B)[index], torch.from_numpy(top_p_B)[index])
+        index = on_device(np.flatnonzero(cut_B))
+        kept = truncate(scores_BV[index], on_device(top_k_B[cut_B]), on_device(top_p_B[cut_B]))
         scores_BV = scores_BV.index_copy(0, index, kept)
     probs_BV = scores_BV.softmax(-1)
     cumulative_BV = probs_BV.cumsum(-1)
-    point_B1 = torch.from_numpy(uniform_B)[:, None] * cumulative_BV[:, -1:]
+    point_B1 = on_device(uniform_B)[:, None] * cumulative_BV[:, -1:]
     tokens = torch.searchsorted(cumulative_BV, point_B1, right=True).clamp_(max=probs_BV.shape[-1] - 1)
     if greedy_B.any():
-        tokens = torch.where(torch.from_numpy(greedy_B)[:, None], scores_BV.argmax(-1, keepdim=True), tokens)
+        tokens = torch.where(on_device(greedy_B)[:, None], scores_BV.argmax(-1, keepdim=True), tokens)
     logprobs = probs_BV.gather(1, tokens).log_()
     if greedy_B.any():
-        logprobs.masked_fill_(torch.from_numpy(greedy_B)[:, None], 0.0)
+        logprobs.masked_fill_(on_device(greedy_B)[:, None], 0.0)
     return StepSamples(tokens[:, 0], logprobs[:, 0], probs_BV)
 
 
@@ -88,12 +90,12 @@ class SequenceRows:
     sequence.
     """
 
-    def __init__(self, config: NativeConfig, rows: int, length: int, dtype: torch.dtype) -> None:
-        self.kv = KVCache(config, rows, length, dtype)
+    def __init__(self, cache: RowCache, rows: int) -> None:
+        self.cache = cache
         self.count = rows
         self.active = 0
-        self.tokens = np.zeros((rows, length), dtype=np.int32)
-        self.logprobs = np.zeros((rows, length), dtype=np.float32)
+        self.tokens = np.zeros((rows, cache.length), dtype=np.int32)
+        self.logprobs = np.zeros((rows, cache.length), dtype=np.float32)
         self.length = np.zeros(rows, dtype=np.int64)
         self.computed = np.zeros(rows, dtype=np.int64)
         self.limit = np.zeros(rows, dtype=np.int64)
@@ -151,7 +153,7 @@ class SequenceRows:
         source, shared = self.reusable(row)
         if shared == 0:
             return 0
-        self.kv.copy_row(source, row, shared)
+        self.cache.copy_row(source, row, shared)
         self.computed[row] = shared
         self._touch(source)
         if source >= self.active and shared == self.computed[source]:
@@ -215,13 +217,13 @@ class SequenceRows:
 
     def _copy(self, source: int, target: int) -> None:
         length = int(self.computed[source])
-        self.kv.copy_row(source, target, length)
+        self.cache.copy_row(source, target, length)
         self.tokens[target, :length] = self.tokens[source, :length]
         for column in self._scalars:
             column[target] = column[source]
 
     def _swap(self, a: int, b: int) -> None:
-        self.kv.swap_rows(a, b, int(max(self.computed[a], self.computed[b])))
+        self.cache.swap_rows(a, b, int(max(self.computed[a], self.computed[b])))
         length = int(max(self.length[a], self.length[b]))
         for table in (self.tokens[:, :length], self.logprobs[:, :length], self.draws):
             table[[a, b]] = table[[b, a]]

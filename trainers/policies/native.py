@@ -266,14 +266,17 @@ class NativePolicy(Policy):
         # overwrite them. With `last_B` the last layer computes keys and values of all tokens, which later
         # tokens attend to, but queries and the feed-forward net for one position per row only.
         length = ids_BT.shape[1]
-        position_BT = start_B[:, None] + torch.arange(length)
+        position_BT = start_B[:, None] + torch.arange(length, device=ids_BT.device)
         horizon = int(position_BT.max()) + 1
         fresh = horizon == length > 1
         mask = None if fresh or length == 1 else self._mask(position_BT, horizon)[:, None]
         one_mask = self._one_mask(position_BT, horizon) if length == 1 else None
         cos = self.cos[position_BT][:, :, None]
         sin = self.sin[position_BT][:, :, None]
-        slots = cache.slots(torch.arange(cache.rows)[rows] if isinstance(rows, slice) else rows, position_BT)
+        row_B = (
+            torch.arange(cache.rows, device=ids_BT.device)[rows] if isinstance(rows, slice) else rows
+        )
+        slots = cache.slots(row_B, position_BT)
         x = F.embedding(ids_BT, self.embed_tokens.weight)
         for depth, layer in enumerate(self.blocks):
             attention = layer.self_attn
@@ -282,7 +285,7 @@ class NativePolicy(Policy):
             if not fresh:
                 k, v = cache.keys[depth][rows, :, :horizon], cache.values[depth][rows, :, :horizon]
             if last_B is not None and depth == len(self.blocks) - 1:
-                batch_B = torch.arange(len(last_B))
+                batch_B = torch.arange(len(last_B), device=ids_BT.device)
                 x, q = x[batch_B, last_B][:, None], q[batch_B, :, last_B]
                 one_mask = self._one_mask(position_BT[batch_B, last_B][:, None], horizon)
             attended = (
@@ -295,8 +298,9 @@ class NativePolicy(Policy):
 
     def _mask(self, position_BT: Tensor, horizon: int) -> Tensor:
         """Additive mask [B, T, horizon] that hides the positions after each token's own."""
-        hidden = torch.arange(horizon) > position_BT[:, :, None]
-        return torch.zeros(hidden.shape, dtype=self.norm.dtype).masked_fill_(hidden, float("-inf"))
+        hidden = torch.arange(horizon, device=position_BT.device) > position_BT[:, :, None]
+        zeros = torch.zeros(hidden.shape, dtype=self.norm.dtype, device=position_BT.device)
+        return zeros.masked_fill_(hidden, float("-inf"))
 
     def _one_mask(self, position_B1: Tensor, horizon: int) -> Tensor:
         """Additive mask [B * kv_heads, 1, horizon] for one query per sequence."""

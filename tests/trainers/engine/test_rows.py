@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from tests.trainers.peers import SHAPE
 from trainers.engine.rows import DRAWS, SequenceRows
+from trainers.policies.kv_cache import KVCache
 from trainers.policies.native_config import NativeConfig
 
 CONFIG = NativeConfig.from_hf(SHAPE | {"architectures": ["LlamaForCausalLM"]})
@@ -13,7 +14,7 @@ PROMPT = np.arange(10, 30, dtype=np.int32)
 
 
 def make_rows(count=3, length=40):
-    return SequenceRows(CONFIG, count, length, torch.float32)
+    return SequenceRows(KVCache(CONFIG, count, length), count)
 
 
 def tokens(*parts):
@@ -23,7 +24,7 @@ def tokens(*parts):
 def computed(rows, prompt, salt="", mark=0.0):
     """Admit a prompt, mark its keys and count all of it as computed."""
     row = rows.admit(prompt, salt)
-    rows.kv.block[:, :, row, :, : len(prompt)] = mark
+    rows.cache.block[:, :, row, :, : len(prompt)] = mark
     rows.computed[row] = len(prompt)
     return row
 
@@ -46,8 +47,8 @@ def test_the_longest_computed_prefix_is_copied_with_its_keys():
     assert rows.reusable(row) == (1, 16)
     assert rows.reuse(row) == 16
     assert rows.computed[row] == 16
-    assert rows.kv.block[:, :, row, :, :16].eq(2.0).all()
-    assert rows.kv.block[:, :, row, :, 16:].eq(0.0).all()
+    assert rows.cache.block[:, :, row, :, :16].eq(2.0).all()
+    assert rows.cache.block[:, :, row, :, 16:].eq(0.0).all()
 
 
 def test_at_least_one_token_is_left_to_compute():
@@ -103,8 +104,8 @@ def test_the_last_running_sequence_moves_into_the_place_of_a_retired_one():
     assert rows.active == 1
     assert rows.tokens[0, :20].tolist() == PROMPT[::-1].tolist()
     assert rows.temperature[0] == 0.5
-    assert rows.kv.block[:, :, 0, :, :20].eq(2.0).all()
-    assert rows.kv.block[:, :, 1, :, :20].eq(1.0).all()
+    assert rows.cache.block[:, :, 0, :, :20].eq(2.0).all()
+    assert rows.cache.block[:, :, 1, :, :20].eq(1.0).all()
 
 
 def test_retiring_the_last_sequence_moves_nothing():
@@ -187,10 +188,10 @@ def test_what_is_reused_are_the_prompt_s_own_tokens_under_its_own_salt(steps):
         row = rows.admit(prompt, salt)
         reused = rows.reuse(row)
         marks = torch.tensor(prompt, dtype=torch.float32) + (0.5 if salt == "a" else 0.0)
-        keys = rows.kv.block[0, 0, row, 0, :, 0]
+        keys = rows.cache.block[0, 0, row, 0, :, 0]
         assert reused < len(prompt)
         assert torch.equal(keys[:reused], marks[:reused])
-        rows.kv.block[:, :, row, :, : len(prompt)] = marks[:, None]
+        rows.cache.block[:, :, row, :, : len(prompt)] = marks[:, None]
         rows.computed[row] = len(prompt)
         if retire or rows.active == rows.count:
             rows.retire(0)
