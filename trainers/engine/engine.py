@@ -26,9 +26,11 @@ import torch
 from torch import Tensor
 
 from harnessgym.errors import UpstreamError
-from trainers.engine.rows import DRAWS, Ints, SequenceRows, StepSamples, sample
+from trainers.engine.rows import DRAWS, SequenceRows, StepSamples, sample
+from trainers.engine.runner import Ints, ModelRunner
+from trainers.engine.runners import make_runner
 from trainers.engine.sequence import Chunk, EngineOrder, FinishReason, Sequence, TokenScore, promise
-from trainers.policies.native import NativePolicy
+from trainers.policy import Policy
 from trainers.weights.chain import read_version
 
 log = logging.getLogger(__name__)
@@ -70,7 +72,7 @@ class Engine:
 
     def __init__(
         self,
-        policy: NativePolicy,
+        runner: ModelRunner,
         rows: SequenceRows,
         *,
         max_batch: int,
@@ -78,7 +80,8 @@ class Engine:
         seed: int = 0,
         version: int = 0,
     ) -> None:
-        self.policy = policy.eval()
+        self.runner = runner
+        self.policy = runner.policy.eval()
         self.rows = rows
         self.version = version
         self.counters = Counters()
@@ -249,16 +252,15 @@ class Engine:
         index, width = self._prefill_batch(pending)
         start = self.rows.computed[index]
         last = self.rows.length[index] - start - 1
-        columns = np.minimum(start[:, None] + np.arange(width), self.rows.kv.length - 1)
-        ids = torch.from_numpy(self.rows.tokens[index[:, None], columns])
+        columns = np.minimum(start[:, None] + np.arange(width), self.rows.cache.length - 1)
+        ids = self.rows.tokens[index[:, None], columns]
         scored = [row for row in index.tolist() if self._active[row].needs_scores]
-        last_B, all_B = torch.from_numpy(last), torch.arange(len(index))
-        where = (torch.from_numpy(start), self.rows.kv, torch.from_numpy(index))
-        hidden = self.policy.forward_cached(ids, *where, None if scored else last_B)
+        hidden = self.runner.prefill(index, ids, start, last + 1, whole=bool(scored))
         self.rows.computed[index] = self.rows.length[index]
         for row in scored:
             self._score_prompt(self._active[row], hidden[int(np.flatnonzero(index == row)[0])])
-        self._sample(index, hidden[all_B, last_B] if scored else hidden[:, 0])
+        at_B = np.arange(len(index))
+        self._sample(index, hidden[at_B, last] if scored else hidden[:, 0])
 
     def _prefill_batch(self, pending: list[int]) -> tuple[Ints, int]:
         """Rows to prefill together, and the largest number of tokens that one of them lacks."""
@@ -278,7 +280,7 @@ class Engine:
             wider = max(width, int(rows.length[row]) - start)
             further = max(furthest, start)
             if batch and (
-                wider * (len(batch) + 1) > self._prefill_tokens or wider + further > rows.kv.length
+                wider * (len(batch) + 1) > self._prefill_tokens or wider + further > rows.cache.length
             ):
                 break
             batch.append(row)
@@ -297,10 +299,9 @@ class Engine:
         count = len(self._active)
         index = self._numbers[:count]
         start = self.rows.computed[:count]
-        ids = torch.from_numpy(self.rows.tokens[index, start])[:, None]
-        hidden = self.policy.forward_cached(ids, torch.from_numpy(start), self.rows.kv, slice(0, count))
+        hidden = self.runner.decode(self.rows.tokens[index, start], start)
         start += 1
-        self._sample(index, hidden[:, 0])
+        self._sample(index, hidden)
 
     def _sample(self, index: Ints, hidden_BE: Tensor) -> None:
         """Sample a token for each row of `index`, append it, and end the sequences that are complete."""
@@ -318,10 +319,10 @@ class Engine:
             rows.top_p[index],
             uniform,
         )
-        tokens = sampled.tokens.numpy()
+        tokens = sampled.tokens.cpu().numpy()
         end = rows.length[index]
         rows.tokens[index, end] = tokens
-        rows.logprobs[index, end] = sampled.logprobs.numpy()
+        rows.logprobs[index, end] = sampled.logprobs.cpu().numpy()
         rows.drawn[index] += 1
         rows.length[index] += 1
         self.counters.sampled += len(index)
@@ -390,7 +391,7 @@ class Engine:
 
     def _score_prompt(self, sequence: Sequence, hidden_TE: Tensor) -> None:
         """Logprobs of the prompt's tokens after the first, at temperature 1, 256 positions at a time."""
-        following = torch.from_numpy(sequence.prompt[1:]).long()
+        following = torch.from_numpy(sequence.prompt[1:]).long().to(hidden_TE.device)
         most = sequence.sampling.prompt_logprobs or 0
         scores = list[TokenScore]()
         for start in range(0, len(following), 256):
@@ -410,8 +411,10 @@ class Engine:
         self.rows.forget()
         self.counters.installs += 1
 
+    @torch.no_grad()
     def _check(self) -> None:
-        if not bool(self.policy(torch.zeros(1, 1, dtype=torch.long)).isfinite().all()):
+        hidden_ME, _ = self.policy.hidden([np.zeros(2, np.int32)], [np.array([0, 1], np.int32)])
+        if not bool(self.policy.logits(hidden_ME).isfinite().all()):
             raise UpstreamError(
                 f"Policy version {self.version} gives logits that are not finite; do not serve it."
             )
@@ -442,7 +445,7 @@ class Engine:
 
 
 def build_engine(
-    policy: NativePolicy,
+    policy: Policy,
     *,
     max_batch: int = 32,
     cached_sequences: int = 32,
@@ -454,10 +457,11 @@ def build_engine(
     """An engine, not yet started, with cache rows for `max_batch` running and `cached_sequences` finished
     sequences.
     """
-    length = min(max_length or policy.config.max_position_embeddings, policy.config.max_position_embeddings)
-    rows = SequenceRows(policy.config, max_batch + max(1, cached_sequences), length, policy.norm.dtype)
+    count = max_batch + max(1, cached_sequences)
+    runner = make_runner(policy, count, max_length)
+    rows = SequenceRows(runner.cache, count)
     return Engine(
-        policy, rows, max_batch=max_batch, prefill_tokens=prefill_tokens, seed=seed, version=version
+        runner, rows, max_batch=max_batch, prefill_tokens=prefill_tokens, seed=seed, version=version
     )
 
 

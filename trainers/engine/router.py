@@ -48,8 +48,8 @@ class EngineRouter:
         self._sequences: dict[int, Sequence] = {}
         self._questions = 0
         self._questions_seen = 0
-        size = engine.policy.config.vocab_size
-        self._send(Hello(settings.names, settings.model, settings.worker_id, engine.rows.kv.length, size))
+        size = engine.policy.vocabulary
+        self._send(Hello(settings.names, settings.model, settings.worker_id, engine.rows.cache.length, size))
         self._eos, self._detokenizer = read_eos(settings.model), FolderDetokenizer.load(settings.model)
 
     def start(self, on_ready: Callable[[], object], on_loss: Callable[[], object]) -> threading.Thread:

@@ -123,6 +123,7 @@ class SequenceRows:
         victim = self._victim()
         if victim != row:
             self._copy(row, victim)
+        self.cache.clear_row(row)
         self._touch(row)
         self.tokens[row, : len(prompt)] = prompt
         self.length[row] = len(prompt)
@@ -172,6 +173,8 @@ class SequenceRows:
 
     def forget(self) -> None:
         """Drop all computed keys and values: the weights have changed."""
+        for row in range(self.count):
+            self.cache.clear_row(row)
         self.computed[:] = 0
         self.length[self.active :] = 0
         self._salts = {
@@ -199,7 +202,10 @@ class SequenceRows:
             return 0, 0
         differs = self.tokens[rows, : len(tokens)] != tokens
         shared = np.where(differs.any(1), differs.argmax(1), len(tokens))
-        shared = np.minimum(shared, self.computed[rows] if among is None else self.length[rows])
+        if among is None:
+            shared = self.cache.usable(rows, np.minimum(shared, self.computed[rows]))
+        else:
+            shared = np.minimum(shared, self.length[rows])
         best = int(shared.argmax())
         return (int(rows[best]), int(shared[best])) if shared[best] >= _WORTH else (0, 0)
 
@@ -213,6 +219,7 @@ class SequenceRows:
         self.touched[row] = self._clock
 
     def _clear(self, row: int) -> None:
+        self.cache.clear_row(row)
         self.computed[row] = self.length[row] = 0
 
     def _copy(self, source: int, target: int) -> None:

@@ -1,4 +1,4 @@
-"""What computes an engine's tokens, and the cache that it keeps for them: the seam between scheduling and models.
+"""The seam between an engine's scheduling and its model: what computes tokens, and the cache kept for them.
 
 The members are in `runners/`: one for the native policy, one for every other model.
 """

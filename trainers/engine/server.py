@@ -25,8 +25,8 @@ from harnessgym.store.policies import PolicyVersion
 from trainers.engine.engine import Engine, build_engine
 from trainers.engine.router import EngineRouter
 from trainers.engine.settings import EngineSettings
-from trainers.policies.loading import load_native
-from trainers.policies.native import NativePolicy
+from trainers.policies.loading import load_served
+from trainers.policy import Policy
 from trainers.weights.agent import WeightAgent, read_newest
 from trainers.weights.settings import AgentSettings
 
@@ -132,9 +132,14 @@ def load_engine(settings: EngineSettings) -> Engine:
     policy.
     """
     torch.set_num_threads(settings.threads)
-    policy = load_native(settings.model, getattr(torch, settings.dtype))
+    policy = load_served(
+        settings.model,
+        settings.implementation,
+        dtype=getattr(torch, settings.dtype),
+        device=settings.device,
+    )
     version = _load_newest(policy, settings.agent) if settings.agent else 0
-    return build_engine(
+    engine = build_engine(
         policy,
         max_batch=settings.max_batch,
         cached_sequences=settings.cached_sequences,
@@ -143,9 +148,12 @@ def load_engine(settings: EngineSettings) -> Engine:
         seed=settings.seed,
         version=version,
     )
+    if notice := engine.runner.notice():
+        log.warning("%s, %s: %s.", settings.worker_id, settings.model, notice)
+    return engine
 
 
-def _load_newest(policy: NativePolicy, agent: AgentSettings) -> int:
+def _load_newest(policy: Policy, agent: AgentSettings) -> int:
     """Load the newest committed version, if there is one; returns the policy's version."""
     with TraceStore.open(agent.store) as store:
         newest = read_newest(store, agent.policy_id, agent.mirror)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from harnessgym.config import Config
+from harnessgym.run_config.run import Implementation
 from trainers.weights.settings import AgentSettings
 
 
@@ -13,6 +14,9 @@ class EngineSettings(Config):
 
     model: Path
     """Hugging Face folder: config.json, model.safetensors and, for text and stop strings, tokenizer.json."""
+    implementation: Implementation = "auto"
+    """What computes it. native: our module of Qwen3 and Llama. transformers: any model, through its cache,
+    which is slower. auto: native where it computes the architecture."""
     served_model_name: str | None = None
     """Name requests may use besides the folder's path; the folder's own name if not given."""
     host: str = "127.0.0.1"
@@ -34,6 +38,8 @@ class EngineSettings(Config):
     needs more."""
     threads: int = 1
     """Torch threads."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where weights and caches are. cuda: the first GPU that the process sees (CUDA_VISIBLE_DEVICES)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of weights, keys and values."""
     seed: int = 0

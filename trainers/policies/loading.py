@@ -1,6 +1,7 @@
 """Loads a policy from a Hugging Face folder, as the kind that computes it."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -27,9 +28,7 @@ def load_policy(
     architecture.
     """
     raw = read_config(folder)
-    if implementation == "auto":
-        implementation = "transformers" if why_not_native(raw) else "native"
-    if implementation == "native":
+    if _native(implementation, raw):
         policy: Policy = load_native(folder)
     else:
         # Importing transformers and a model's module takes seconds.
@@ -39,6 +38,27 @@ def load_policy(
     if checkpointing:
         policy.recompute_activations()
     return policy
+
+
+def load_served(
+    folder: Path,
+    implementation: Implementation = "auto",
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Policy:
+    """Load a policy to serve, as `load_policy` chooses it. Raises `PolicyError` as that does, and if the
+    device is not there.
+    """
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise PolicyError('device = "cuda": torch sees no GPU. Install a torch with CUDA, or set "cpu".')
+    if _native(implementation, read_config(folder)):
+        policy: Policy = load_native(folder, dtype)
+    else:
+        from trainers.policies.transformers import load_transformers
+
+        policy = load_transformers(folder, dtype, packed=False)
+    return policy.to(device).eval()
 
 
 def load_native(folder: Path, dtype: torch.dtype = torch.float32) -> NativePolicy:
@@ -52,12 +72,16 @@ def load_native(folder: Path, dtype: torch.dtype = torch.float32) -> NativePolic
         raw["tie_word_embeddings"] = HEAD not in weights
     if reason := why_not_native(raw, str(folder / "config.json")):
         raise PolicyError(
-            f"{reason} Our own module and engine compute Qwen3 and Llama only: train this model with "
-            '[policy] implementation = "transformers", and serve it with vLLM.'
+            f"{reason} Our own module computes Qwen3 and Llama only: leave `implementation` out, or set "
+            '"transformers".'
         )
     policy = NativePolicy(NativeConfig.from_hf(raw))
     policy.load(weights)
     return policy.to(dtype)
+
+
+def _native(implementation: Implementation, raw: dict[str, Any]) -> bool:
+    return implementation == "native" or (implementation == "auto" and not why_not_native(raw))
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:

@@ -273,9 +273,7 @@ class NativePolicy(Policy):
         one_mask = self._one_mask(position_BT, horizon) if length == 1 else None
         cos = self.cos[position_BT][:, :, None]
         sin = self.sin[position_BT][:, :, None]
-        row_B = (
-            torch.arange(cache.rows, device=ids_BT.device)[rows] if isinstance(rows, slice) else rows
-        )
+        row_B = torch.arange(cache.rows, device=ids_BT.device)[rows] if isinstance(rows, slice) else rows
         slots = cache.slots(row_B, position_BT)
         x = F.embedding(ids_BT, self.embed_tokens.weight)
         for depth, layer in enumerate(self.blocks):

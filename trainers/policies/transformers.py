@@ -56,10 +56,11 @@ Head = Callable[[Tensor], Tensor]
 class TransformersPolicy(Policy):
     """A model of transformers as a policy."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, packed: bool = True) -> None:
         """`model` becomes the policy's own. Its dropout stays off, as in engines.
 
-        Raises `PolicyError` if the model's logits do not follow from its last hidden states.
+        With `packed` its attention is replaced if rows can be packed, and then it takes no cache. Raises
+        `PolicyError` if the model's logits do not follow from its last hidden states.
         """
         super().__init__()
         self.model = model.eval()
@@ -78,7 +79,7 @@ class TransformersPolicy(Policy):
             )
         # Not as submodules, whose weights would count twice.
         self._head = (self._choose_head(),)
-        self.padded_because = self._why_padded()
+        self.padded_because = self._why_padded() if packed else "it keeps its own attention"
         """Why rows are padded instead of packed; empty if they are packed."""
 
     @property
@@ -341,14 +342,18 @@ class TransformersPolicy(Policy):
         return next(self.parameters()).dtype
 
 
-def load_transformers(folder: Path) -> TransformersPolicy:
-    """Load a model folder in float32. Raises `PolicyError` if transformers cannot load it."""
+def load_transformers(
+    folder: Path, dtype: torch.dtype = torch.float32, *, packed: bool = True
+) -> TransformersPolicy:
+    """Load a model folder, to train it or, without `packed`, to serve it. Raises `PolicyError` if
+    transformers cannot load it.
+    """
     span_attention.register()
     try:
         with _without_reports():
             model, info = AutoModelForCausalLM.from_pretrained(
                 folder,
-                dtype=torch.float32,
+                dtype=dtype,
                 local_files_only=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
@@ -364,8 +369,8 @@ def load_transformers(folder: Path) -> TransformersPolicy:
             type(model).__name__,
             min(info["unexpected_keys"]),
         )
-    policy = TransformersPolicy(model)
-    if policy.padded_because:
+    policy = TransformersPolicy(model, packed=packed)
+    if packed and policy.padded_because:
         log.warning(
             "%s: each row is computed by itself, without sharing prefixes, because %s.",
             type(model).__name__,

@@ -1,7 +1,7 @@
 """Copies, crops, joins and selects rows of transformers' caches.
 
-Keys and values are never changed in place: transformers replaces them with longer tensors. So copies share them.
-States of linear attention are changed in place, and are copied.
+Keys and values are never changed in place, because transformers replaces them with longer tensors: copies
+share them. States of linear attention are changed in place, and are copied.
 """
 
 import copy
@@ -119,7 +119,9 @@ def _with_states(layer: Any, change: Callable[[Tensor], Tensor]) -> Any:
     own = copy.copy(layer)
     for name, value in vars(layer).items():
         if isinstance(value, dict):
-            changed = {key: change(state) if isinstance(state, Tensor) else state for key, state in value.items()}
+            changed = {
+                key: change(state) if isinstance(state, Tensor) else state for key, state in value.items()
+            }
             setattr(own, name, changed)
     return own
 

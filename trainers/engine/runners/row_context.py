@@ -69,10 +69,14 @@ class DecodeBatch:
 class ContextCache:
     """The `RowCache` of models of transformers: a context for each row."""
 
-    def __init__(self, rows: int, length: int, croppable: float) -> None:
-        """A row of fewer than `croppable` tokens can be cropped; see `cache_layers.croppable_length`."""
+    def __init__(self, rows: int, length: int, croppable: float, turn: int | None) -> None:
+        """A row of fewer than `croppable` tokens can be cropped; see `cache_layers.croppable_length`.
+
+        What a row of more than `turn` tokens holds is of no use to a row of at most as many.
+        """
         self.length = length
         self.croppable = croppable
+        self.turn = turn
         self.shared = True
         """Whether rows may continue from prefixes of others."""
         self.contexts = [RowContext([]) for _ in range(rows)]
@@ -110,6 +114,8 @@ class ContextCache:
         whole = len(context.ids)
         if length >= whole:
             return whole
+        if self.turn is not None and length <= self.turn < whole:
+            return 0
         if whole < self.croppable:
             return length
         return context.mark[0] if context.mark is not None and context.mark[0] <= length else 0

@@ -1,14 +1,14 @@
 """Runs any model of transformers, with the cache that its `generate` uses.
 
-It is slower than the native runner: keys and values are copied at every token, and prompts are computed one by
-one. What a model's cache can do is not looked up in a list of families: it is tried when the runner is made, on
-a few tokens, against the same tokens without a cache. Where rows cannot be decoded together, they are decoded
-one by one; where a cache cannot be continued by several tokens, prefixes are not shared; where the cache does not
-give what the model computes without it, each token computes its whole row again.
+It is slower than the native runner: keys and values are copied at every token, and prompts are computed one
+by one. What a model's cache can do is not looked up in a list of families: it is tried when the runner is
+made, on a few tokens, against the same tokens without a cache. Where rows cannot be decoded together, they
+are decoded one by one. Where several tokens cannot follow a cache at once, prefixes are not shared. Where the
+cache does not give what the model computes without it, each token computes its whole row again.
 
-A row of a model that keeps a state, or drops tokens behind a window, can only be continued where its cache was
-copied: at its end, and before the last token of what was last computed at once. So a conversation goes on from its
-last answer, and equal prompts are computed once.
+A row of a model that keeps a state, or drops tokens behind a window, can be continued only where its cache
+was copied: at its end, and before the last token of what was last computed at once. So a conversation goes on
+from its last answer, and equal prompts are computed once.
 """
 
 import inspect
@@ -24,16 +24,9 @@ from transformers import Cache, DynamicCache
 from harnessgym.tokens import IdArray
 from trainers.engine.runner import Ints
 from trainers.engine.runners.cache_layers import copied, croppable_length, unknown_layers
+from trainers.engine.runners.cache_trial import FAILURES, CacheTrial
 from trainers.engine.runners.row_context import ContextCache, RowContext
 from trainers.policies.transformers import TransformersPolicy
-
-_CLOSE = {torch.float32: 1e-2}
-"""Largest difference of log-probabilities at which two ways of computing count as the same; by type of weights."""
-_ROUGH = 0.3
-"""The same for types that are not listed."""
-_SEEN = 64
-"""Widest sliding window beyond which the trial's rows reach."""
-_FAILURES = (AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
 class TransformersRunner:
@@ -50,17 +43,16 @@ class TransformersRunner:
         """Whether rows may not be longer than `policy.short`."""
         if self.limited and policy.short is not None:
             length = min(length, policy.short)
-        empty = self._new_cache()
-        self.cache = ContextCache(rows, length, croppable_length(empty))
         self.uncached_because = ""
         """Why each token computes its whole row again; empty if a cache is used."""
         self.unshared_because = ""
         """Why rows do not continue from prefixes of others; empty if they do."""
-        self.alone_because = ""
+        self.alone_because = "" if policy.short is None else "its RoPE depends on the length of the row"
         """Why rows are decoded one by one; empty if they are decoded together."""
-        if unknown := unknown_layers(empty):
-            self.alone_because = f"its cache has layers of the kind {min(unknown)}"
-        self._try_cache()
+        self.cache = ContextCache(rows, length, 0, policy.short)
+        with torch.inference_mode():
+            self._try_cache()
+        self.cache.shared = not (self.uncached_because or self.unshared_because)
 
     def prefill(self, rows: Ints, ids_BT: IdArray, start_B: Ints, count_B: Ints, *, whole: bool) -> Tensor:
         """Hidden states [B, 1, hidden] or [B, T, hidden]; see `ModelRunner`."""
@@ -72,7 +64,7 @@ class TransformersRunner:
                 self.cache.clear_row(row)
             context = self.cache.contexts[row]
             assert len(context.ids) == start
-            hidden_TE = self._extended(context, ids[:count])
+            hidden_TE = self.extended(context, ids[:count])
             padded = F.pad(hidden_TE, (0, 0, 0, ids_BT.shape[1] - count)) if whole else hidden_TE[-1:]
             found.append(padded)
         return torch.stack(found)
@@ -82,11 +74,9 @@ class TransformersRunner:
         contexts = self.cache.contexts[: len(ids_B)]
         assert [len(context.ids) for context in contexts] == start_B.tolist()
         ids = dict(zip(contexts, ids_B.tolist(), strict=True))
-        alone = [each for each in contexts if self.alone_because or self._begins_anew(each, 1)]
-        found = {each: self._extended(each, [ids[each]])[-1] for each in alone}
-        together = [each for each in contexts if each not in found]
-        if together:
-            found |= self._decoded(together, ids)
+        if self.uncached_because or self.alone_because:
+            return torch.stack([self.extended(each, [ids[each]])[-1] for each in contexts])
+        found = self.decoded(contexts, ids)
         return torch.stack([found[each] for each in contexts])
 
     def notice(self) -> str:
@@ -98,11 +88,15 @@ class TransformersRunner:
         ]
         told = [f"{what}, because {reason}" for what, reason in remarks if reason]
         if self.limited:
-            told.append(f"rows end at {self.policy.short} tokens, beyond which its RoPE depends on their length")
+            told.append(
+                f"rows end at {self.policy.short} tokens, beyond which its RoPE depends on their length"
+            )
         return "; ".join(["transformers' cache serves it, which is slower than our own module", *told])
 
-    def _decoded(self, contexts: Sequence[RowContext], ids: Mapping[RowContext, int]) -> dict[RowContext, Tensor]:
-        """A token more for rows that are computed together."""
+    def decoded(
+        self, contexts: Sequence[RowContext], ids: Mapping[RowContext, int]
+    ) -> dict[RowContext, Tensor]:
+        """Appends a token to each row, computed together; their hidden states [hidden]."""
         batch = self.cache.batch
         batch.hold(contexts)
         lengths = np.array([len(context.ids) for context in batch.contexts])
@@ -116,24 +110,34 @@ class TransformersRunner:
             context.ids.append(ids[context])
         return dict(zip(batch.contexts, hidden_BE, strict=True))
 
-    def _extended(self, context: RowContext, ids: list[int]) -> Tensor:
+    def extended(self, context: RowContext, ids: list[int]) -> Tensor:
         """Appends tokens to one row; their hidden states [T, hidden]."""
         start = len(context.ids)
         self.cache.batch.release(context)
         anew = self._begins_anew(context, len(ids))
         context.ids += ids
         if self.uncached_because:
-            return self._forward(self._tensor(np.array([context.ids])))[0, start:]
+            return self.whole(context.ids)[start:]
         if anew or start == 0:
             context.cache = self._new_cache()
             context.mark = None
         first = 0 if anew else start
         return torch.cat(list(self._computed(context, first)))[start - first :]
 
+    def whole(self, ids: list[int]) -> Tensor:
+        """Hidden states [T, hidden] of a row, without a cache."""
+        return self._forward(self._tensor(np.array([ids])))[0]
+
     def _computed(self, context: RowContext, start: int) -> Iterator[Tensor]:
         """Hidden states of a row's tokens from `start`, in one part or two [T, hidden]."""
         end = len(context.ids)
-        marks = not self.unshared_because and end - start > 1 and end >= self.cache.croppable
+        turn = self.policy.short
+        marks = (
+            not self.unshared_because
+            and end - start > 1
+            and end >= self.cache.croppable
+            and (turn is None or not end - 1 <= turn < end)
+        )
         for first, last in ((start, end - 1), (end - 1, end)) if marks else ((start, end),):
             ids_1T = self._tensor(np.array([context.ids[first:last]]))
             yield self._forward(ids_1T, context.cache, self._tensor(np.arange(first, last)[None]))[0]
@@ -141,7 +145,11 @@ class TransformersRunner:
                 context.mark = last, copied(context.cache)
 
     def _forward(
-        self, ids_BT: Tensor, cache: Cache | None = None, position_BT: Tensor | None = None, mask: Tensor | None = None
+        self,
+        ids_BT: Tensor,
+        cache: Cache | None = None,
+        position_BT: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
         """The model's last hidden states [B, T, hidden]."""
         others: dict[str, Any] = {} if mask is None else {"attention_mask": mask}
@@ -158,8 +166,35 @@ class TransformersRunner:
         short = self.policy.short
         return short is not None and 0 < len(context.ids) <= short < len(context.ids) + count
 
+    def _try_cache(self) -> None:
+        """Compares what the cache gives with rows that are computed whole."""
+        if not self.policy.model._supports_default_dynamic_cache():  # noqa: SLF001
+            self.uncached_because = "transformers has no common cache for it"
+            return
+        try:
+            empty = self._new_cache()
+            self.cache.croppable = croppable_length(empty)
+            unknown = unknown_layers(empty)
+        except FAILURES as error:
+            self.uncached_because = f"its cache cannot be made ({error})"
+            return
+        if unknown and not self.alone_because:
+            self.alone_because = f"its cache has layers of the kind {min(unknown)}"
+        trial = CacheTrial(self)
+        self.uncached_because = trial.alone()
+        if not self.uncached_because:
+            self.unshared_because = trial.continued()
+            self.alone_because = self.alone_because or trial.together()
+
     def _new_cache(self) -> Cache:
         return DynamicCache(config=self._config)
 
     def _tensor(self, array: Any) -> Tensor:
         return torch.from_numpy(array).long().to(self.policy.device)
+
+
+def _has_dynamic_rope(config: Any) -> bool:
+    """Whether positions change with every token of a long row."""
+    ropes = getattr(config, "rope_parameters", None) or {}
+    each = [rope for rope in (ropes, *ropes.values()) if isinstance(rope, Mapping)]
+    return any(rope.get("rope_type") == "dynamic" for rope in each)
