@@ -27,7 +27,9 @@ GpusOption = Annotated[int, typer.Option("--gpus", min=0, help="With --model: GP
 EngineOption = Annotated[
     str,
     typer.Option(
-        "--engine", metavar="URL", help="With --model: a vLLM that serves it; else the run's own engines."
+        "--engine",
+        metavar="URL|embedded",
+        help="With --model: a vLLM that serves it, or `embedded`, the run's own engines, which are the default.",
     ),
 ]
 

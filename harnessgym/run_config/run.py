@@ -211,6 +211,8 @@ class EngineSection(EngineTimeouts):
     outside: tuple[OutsideEngine, ...] = ()
     """Engines that already serve a policy, one `[[engine.outside]]` each. With `workers = 0` only these are
     used."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where embedded engines compute. cuda: the first GPU that their processes see."""
     max_batch: int = Field(32, gt=0)
     """Sequences that one embedded engine decodes together."""
     max_length: int = Field(1024, gt=0)

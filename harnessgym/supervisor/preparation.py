@@ -30,7 +30,7 @@ _PLACING: Any = {
     "metrics": True,
     "code": True,
     "store": {"url"},
-    "engine": {"outside"},
+    "engine": {"outside", "device"},
     "trainer": {"processes", "device"},
 }
 """Settings that may change between two starts of a run: where processes and modules are and where metrics
@@ -77,7 +77,8 @@ def prepare(
     for policy in config.all_policies:
         prefix = "policy." if policy is config.policy else f"policy {policy.name!r}: "
         embedded = policy.name in config.engine_policies
-        load("settings", _MODEL_CHECK)(policy, prefix, embedded=embedded)
+        if remark := load("settings", _MODEL_CHECK)(policy, prefix, embedded=embedded):
+            notify(f"Engine: {remark}")
     if here:
         load("settings", _CAPACITY_CHECK)(config, folder.root)
     if not folder.config_path.exists():

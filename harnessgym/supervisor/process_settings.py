@@ -80,6 +80,7 @@ class LaunchPlan:
             "model": policy.path,
             "served_model_name": policy.name,
             "worker_id": name,
+            "device": self.config.engine.device,
             "max_batch": self.config.engine.max_batch,
             "max_length": self.config.engine.max_length,
             "threads": self.config.supervisor.threads,

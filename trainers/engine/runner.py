@@ -18,7 +18,9 @@ Ints = npt.NDArray[np.int64]
 class RowCache(Protocol):
     """What later tokens need of earlier ones, for `rows` sequences of at most `length` tokens each."""
 
-    length: int
+    @property
+    def length(self) -> int:
+        """Most tokens of a row."""
 
     def usable(self, rows: Ints, lengths_B: Ints) -> Ints:
         """For each row the longest prefix, of at most so many tokens, from which another row can continue."""
@@ -40,8 +42,13 @@ class ModelRunner(Protocol):
     all tensors on the policy's device.
     """
 
-    policy: Policy
-    cache: RowCache
+    @property
+    def policy(self) -> Policy:
+        """The policy that it computes."""
+
+    @property
+    def cache(self) -> RowCache:
+        """Its rows' cache."""
 
     def prefill(self, rows: Ints, ids_BT: IdArray, start_B: Ints, count_B: Ints, *, whole: bool) -> Tensor:
         """Append tokens to rows that hold `start_B` tokens each: the first `count_B` of `ids_BT`, at least 1.

@@ -26,6 +26,7 @@ from trainers.engine.engine import Engine, build_engine
 from trainers.engine.router import EngineRouter
 from trainers.engine.settings import EngineSettings
 from trainers.policies.loading import load_served
+from trainers.policies.model_folder import read_config, why_not_native
 from trainers.policy import Policy
 from trainers.weights.agent import WeightAgent, read_newest
 from trainers.weights.settings import AgentSettings
@@ -149,7 +150,8 @@ def load_engine(settings: EngineSettings) -> Engine:
         version=version,
     )
     if notice := engine.runner.notice():
-        log.warning("%s, %s: %s.", settings.worker_id, settings.model, notice)
+        reason = why_not_native(read_config(settings.model)) or 'implementation = "transformers".'
+        log.warning("%s: %s %s.", settings.worker_id, reason, notice)
     return engine
 
 

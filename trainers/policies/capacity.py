@@ -90,11 +90,12 @@ def copies_need(config: RunConfig, facts: ModelFacts) -> CapacityNeed:
 
 
 def engine_need(config: RunConfig, facts: ModelFacts) -> CapacityNeed:
-    """Main memory of the run's own engines together, each with one sequence of the greatest length: what a
-    cache has room for occupies memory only when it is written.
+    """Memory of the run's own engines together, each with one sequence of the greatest length: what a cache
+    has room for occupies memory only when it is written. Caches of models that the native policy does not
+    compute may be smaller, and are not counted.
     """
     workers = config.engine.workers
-    cache = facts.layers * facts.cached * config.engine.max_length * _F32
+    cache = facts.layers * facts.cached * config.engine.max_length * _F32 * facts.native
     return CapacityNeed(
         {"engines' weights": workers * _F32 * facts.parameters, "engines' caches": workers * cache}
     )
@@ -126,7 +127,7 @@ def check_capacity(config: RunConfig, root: Path) -> None:
             **(trainer.parts if config.trainer.device == "cpu" else {}),
             **copies.parts,
             **copied.parts,
-            **engines.parts,
+            **(engines.parts if config.engine.device == "cpu" else {}),
         }
     )
     memory = psutil.virtual_memory().total
@@ -143,6 +144,12 @@ def check_capacity(config: RunConfig, root: Path) -> None:
                 f"of GPU memory, and {config.trainer.processes} GPUs have {_size(held)}: {_remedy(config)}, "
                 "or raise trainer.processes."
             )
+    if config.engine.device == "cuda" and (devices := _gpu_memory()) and engines.total > devices[0]:
+        raise ConfigError(
+            f"engine.workers: {config.engine.workers} engines of {_count(facts.parameters)} weights need at "
+            f"least {engines.text()} of one GPU's memory, and it has {_size(devices[0])}: lower "
+            "engine.workers, or take a smaller model."
+        )
     disk = disk_need(config, facts)
     usage = shutil.disk_usage(_existing(root))
     # What a run that goes on has written already is part of what it needs.

@@ -22,6 +22,12 @@ _LARGE = 500_000_000
 _WHOLE_WEIGHTS = 3_000_000_000
 """Weights for each GPU from which adapters are trained: whole weights take 16 bytes each, and more for
 activations."""
+EMBEDDED = "embedded"
+"""The run's own engines, as `--engine` names them."""
+_SLOWER = """\
+# Its engines serve this model through transformers' cache, which is slower than our own module. vLLM is faster:
+# see docs/weights-engines.md.
+"""
 _WEIGHT_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HARNESS_CLASS = re.compile(r"\w+(\.\w+)*:\w+")
@@ -39,28 +45,34 @@ class FirstRun:
     """Registered harness, its `module:Class`, or a command line."""
     gpus: int = 0
     engine: str = ""
-    """URL of a vLLM that serves the model; the run's own engines if empty."""
+    """URL of a vLLM that serves the model; the run's own engines if it is `embedded` or empty."""
 
     def run_file(self) -> tuple[str, str]:
         """The run's name, and the text of its file.
 
-        Raises `ConfigError` if the model cannot be found, or if the run's own engines cannot serve it.
+        Raises `ConfigError` if the model cannot be found, or if the engine is neither.
         """
         folder = model_folder(self.model)
         try:
             facts = facts_of(folder)
         except PolicyError as error:
             raise ConfigError(f"--model: {error}") from error
-        if not self.engine and not facts.native:
+        if self.engine not in ("", EMBEDDED) and not self.engine.startswith(("http://", "https://")):
             raise ConfigError(
-                f"--model: the run's own engines do not compute {folder.name}. Start vLLM (`vllm serve "
-                f"{folder} --logprobs-mode processed_logprobs`, see docs/weights-engines.md), and give its "
-                "address as --engine."
+                f"--engine: {self.engine!r} is neither {EMBEDDED!r} nor the URL of a vLLM, such as "
+                "http://127.0.0.1:8000."
             )
         name = f"{_plain(folder.name)}-{_plain(Path(self.tasks).stem)}"
         made_of = f"{facts.count} weights, {self.tasks} with {self.harness}"
         head = f"# Made by `harnessgym train --model`: {made_of}.\n"
+        if not facts.native and not self.outside:
+            head += _SLOWER
         return name, head + tomli_w.dumps(_config(self, name, folder, facts))
+
+    @property
+    def outside(self) -> str:
+        """URL of the engine that the run does not start; empty if its own serve the model."""
+        return "" if self.engine == EMBEDDED else self.engine
 
 
 def model_folder(model: str) -> Path:
@@ -91,7 +103,7 @@ def model_folder(model: str) -> Path:
 
 def _config(run: FirstRun, name: str, folder: Path, facts: ModelFacts) -> dict[str, Any]:
     small = facts.parameters <= _SMALL
-    length = min(facts.context or 4_096, 32_768 if run.engine else 4_096)
+    length = min(facts.context or 4_096, 32_768 if run.outside else 4_096)
     return {
         "name": name,
         "policy": {"path": str(folder)},
@@ -116,8 +128,8 @@ def _harness(named: str) -> dict[str, Any]:
 
 
 def _engine(run: FirstRun, length: int, small: bool) -> dict[str, Any]:
-    if run.engine:
-        return {"workers": 0, "max_length": length, "outside": [{"kind": "vllm", "url": run.engine}]}
+    if run.outside:
+        return {"workers": 0, "max_length": length, "outside": [{"kind": "vllm", "url": run.outside}]}
     return {"workers": 2 if small else 1, "max_length": length, "max_batch": 16}
 
 
@@ -135,7 +147,7 @@ def _trainer(run: FirstRun, facts: ModelFacts, small: bool) -> dict[str, Any]:
         trainer["gradient_checkpointing"] = True
     if facts.parameters >= _WHOLE_WEIGHTS * max(1, run.gpus):
         trainer |= {"lora": {"rank": 32, "alpha": 64.0}, "update": {"lr": 2e-5}}
-    if run.engine and facts.dtype == "BF16":
+    if run.outside and facts.dtype == "BF16":
         trainer["publish"] = {"dtype": "bfloat16"}
     return trainer
 

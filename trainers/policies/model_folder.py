@@ -47,8 +47,9 @@ def why_not_native(raw: Mapping[str, Any], where: str = "config.json") -> str:
     return ""
 
 
-def check_model(policy: PolicySection, prefix: str, *, embedded: bool) -> None:
-    """Raises `ConfigError` if a run cannot begin with a policy's folder.
+def check_model(policy: PolicySection, prefix: str, *, embedded: bool) -> str:
+    """Raises `ConfigError` if a run cannot begin with a policy's folder. Returns what a user should know
+    about how the run's own engines serve it; empty if nothing.
 
     `prefix` is what messages write before the names of settings, such as `policy.`, and `embedded` says
     whether the run's own engines serve it.
@@ -83,11 +84,15 @@ def check_model(policy: PolicySection, prefix: str, *, embedded: bool) -> None:
             f"{prefix}path: transformers computes this model, and it is not installed: pip install "
             "'harnessgym-rl[models]'."
         )
-    if reason and embedded:
-        raise ConfigError(
-            f"{prefix}path: {reason} The run's own engines compute Qwen3 and Llama only: serve it with "
-            'vLLM, with engine.workers = 0 and [[engine.outside]] with its url and kind = "vllm".'
-        )
+    return slower(reason) if reason and embedded else ""
+
+
+def slower(reason: str) -> str:
+    """What is said of a model that the native policy does not compute, if the embedded engine serves it."""
+    return (
+        f"{reason} The run's own engines serve it through transformers' cache, which is slower than our own "
+        "module and than vLLM (docs/models.md)."
+    )
 
 
 def token_difference(folder: Path, other: Path) -> str:
@@ -139,7 +144,7 @@ class ModelFacts:
     """Numbers per token and layer that an engine caches: keys and values of all heads."""
     vocabulary: int
     native: bool
-    """Whether the native policy and the run's own engines compute it."""
+    """Whether the native policy computes it."""
 
     @property
     def count(self) -> str:

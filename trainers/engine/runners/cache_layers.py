@@ -44,6 +44,11 @@ def croppable_length(cache: Cache) -> float:
     return min(windows, default=float("inf"))
 
 
+def has_keys(cache: Cache) -> bool:
+    """Whether a layer attends to earlier tokens, so that a joined cache is padded."""
+    return any(_has_keys(layer) for layer in cache.layers)
+
+
 def copied(cache: Cache) -> Cache:
     """A cache that goes its own way."""
     return _with_layers(cache, [_copied(layer) for layer in cache.layers])

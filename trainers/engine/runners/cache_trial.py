@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harnessgym.errors import PolicyError
 from trainers.engine.runners.cache_layers import copied
 from trainers.engine.runners.row_context import RowContext
 
@@ -34,26 +35,39 @@ class CacheTrial:
 
     def __init__(self, runner: "TransformersRunner") -> None:
         self._runner = runner
-        window = runner.cache.croppable
-        beyond = int(window) if window <= _SEEN else 0
-        most = min(runner.policy.context, runner.cache.length)
-        sizes = [min(size, most) for size in (6 + _STEPS, 11 + _STEPS + beyond)]
-        draw = np.random.default_rng(0)
-        self._rows = [draw.integers(0, runner.policy.vocabulary, size).tolist() for size in sizes]
+        self._most = min(runner.policy.context, runner.cache.length)
+        self._draw = np.random.default_rng(0)
+
+    def check_policy(self) -> None:
+        """Raises `PolicyError` if a row computed whole has not the logits that the model gives for it."""
+        policy = self._runner.policy
+        (ids,) = self._rows(6)
+        try:
+            found_V = policy.logits(self._runner.whole(ids)[-1:])[0]
+            expected_V = policy.model(input_ids=torch.tensor([ids], device=policy.device)).logits[0, -1]
+            difference = f"log-probabilities differ by {self._distance(found_V, expected_V):.2g} nats"
+            fits = self._close(found_V, expected_V)
+        except FAILURES as error:
+            fits, difference = False, str(error)
+        if not fits:
+            raise PolicyError(
+                f"{type(policy.model).__name__} is not computed as other models of transformers are "
+                f"({difference}): serve it with vLLM (docs/weights-engines.md)."
+            )
 
     def alone(self) -> str:
         """Rows by themselves, token by token."""
-        return self._reason(lambda: [self._step(ids) for ids in self._rows])
+        return self._reason(self._step)
 
     def continued(self) -> str:
         """Several tokens behind a copied cache."""
-        return self._reason(lambda: [self._continue(ids) for ids in self._rows])
+        return self._reason(self._continue)
 
     def together(self) -> str:
         """Rows of different lengths in one batch, which then leave it."""
         return self._reason(self._decode_together)
 
-    def _reason(self, test: Callable[[], object]) -> str:
+    def _reason(self, test: Callable[[], None]) -> str:
         try:
             test()
         except CacheDiffers as difference:
@@ -62,39 +76,56 @@ class CacheTrial:
             return f"its cache cannot be used so ({error})"
         return ""
 
-    def _step(self, ids: list[int]) -> None:
-        context = RowContext([])
-        self._compare(context, self._runner.extended(context, ids[:-_STEPS]))
-        for token in ids[-_STEPS:]:
-            self._compare(context, self._runner.extended(context, [token]))
+    def _step(self) -> None:
+        for ids in self._both():
+            context = RowContext([])
+            self._compare(context, self._runner.extended(context, ids[:-_STEPS]))
+            for token in ids[-_STEPS:]:
+                self._compare(context, self._runner.extended(context, [token]))
 
-    def _continue(self, ids: list[int]) -> None:
-        context = RowContext([])
-        self._runner.extended(context, ids[:-_STEPS])
-        assert context.cache is not None
-        other = RowContext(list(context.ids), copied(context.cache))
-        self._compare(other, self._runner.extended(other, ids[-_STEPS:]))
-        self._compare(context, self._runner.extended(context, ids[-1:]))
+    def _continue(self) -> None:
+        for ids in self._both():
+            context = RowContext([])
+            self._runner.extended(context, ids[:-_STEPS])
+            assert context.cache is not None
+            other = RowContext(list(context.ids), copied(context.cache))
+            self._compare(other, self._runner.extended(other, ids[-_STEPS:]))
+            self._compare(context, self._runner.extended(context, ids[-1:]))
 
     def _decode_together(self) -> None:
-        contexts = [RowContext([]) for _ in self._rows]
-        for context, ids in zip(contexts, self._rows, strict=True):
+        rows = self._both()
+        contexts = [RowContext([]) for _ in rows]
+        for context, ids in zip(contexts, rows, strict=True):
             self._runner.extended(context, ids[: 1 - _STEPS])
         for step in range(1 - _STEPS, 0):
-            tokens = {context: ids[step] for context, ids in zip(contexts, self._rows, strict=True)}
+            tokens = {context: ids[step] for context, ids in zip(contexts, rows, strict=True)}
             for context, hidden_E in self._runner.decoded(contexts, tokens).items():
                 self._compare(context, hidden_E[None])
-        for context, ids in zip(contexts, self._rows, strict=True):
+        for context, ids in zip(contexts, rows, strict=True):
             self._compare(context, self._runner.extended(context, ids[:1]))
 
     def _compare(self, context: RowContext, hidden_TE: Tensor) -> None:
         """Raises `CacheDiffers` if a row's last hidden state predicts other tokens than without a cache."""
         policy = self._runner.policy
         whole_TE = self._runner.whole(context.ids)
-        found_V, expected_V = (
-            policy.logits(each[-1:]).float().log_softmax(-1) for each in (hidden_TE, whole_TE)
-        )
-        difference = float((found_V - expected_V).abs().max())
-        close = _CLOSE if found_V.dtype == hidden_TE.dtype == torch.float32 else _ROUGH
-        if not difference <= close:
+        found_V, expected_V = (policy.logits(each[-1:])[0] for each in (hidden_TE, whole_TE))
+        if not self._close(found_V, expected_V):
+            difference = self._distance(found_V, expected_V)
             raise CacheDiffers(f"with its cache log-probabilities differ by {difference:.2g} nats")
+
+    def _close(self, found_V: Tensor, expected_V: Tensor) -> bool:
+        close = _CLOSE if next(self._runner.policy.parameters()).dtype == torch.float32 else _ROUGH
+        return self._distance(found_V, expected_V) <= close
+
+    @staticmethod
+    def _distance(found_V: Tensor, expected_V: Tensor) -> float:
+        return float((found_V.float().log_softmax(-1) - expected_V.float().log_softmax(-1)).abs().max())
+
+    def _both(self) -> list[list[int]]:
+        """Two rows of different lengths, of which one reaches beyond a narrow window."""
+        window = self._runner.cache.croppable
+        return self._rows(6 + _STEPS, 11 + _STEPS + (int(window) if window <= _SEEN else 0))
+
+    def _rows(self, *sizes: int) -> list[list[int]]:
+        vocabulary = self._runner.policy.vocabulary
+        return [self._draw.integers(0, vocabulary, min(size, self._most)).tolist() for size in sizes]

@@ -23,7 +23,7 @@ from transformers import Cache, DynamicCache
 
 from harnessgym.tokens import IdArray
 from trainers.engine.runner import Ints
-from trainers.engine.runners.cache_layers import copied, croppable_length, unknown_layers
+from trainers.engine.runners.cache_layers import copied, croppable_length, has_keys, unknown_layers
 from trainers.engine.runners.cache_trial import FAILURES, CacheTrial
 from trainers.engine.runners.row_context import ContextCache, RowContext
 from trainers.policies.transformers import TransformersPolicy
@@ -33,6 +33,7 @@ class TransformersRunner:
     """Computes rows with transformers' cache."""
 
     def __init__(self, policy: TransformersPolicy, rows: int, length: int) -> None:
+        """Raises `PolicyError` if the policy does not compute what its model does."""
         self.policy = policy
         self._body: Any = policy.model.base_model
         self._config = policy.model.config.get_text_config(decoder=True)
@@ -91,7 +92,9 @@ class TransformersRunner:
             told.append(
                 f"rows end at {self.policy.short} tokens, beyond which its RoPE depends on their length"
             )
-        return "; ".join(["transformers' cache serves it, which is slower than our own module", *told])
+        return "; ".join(
+            ["It is served through transformers' cache, which is slower than our own module", *told]
+        )
 
     def decoded(
         self, contexts: Sequence[RowContext], ids: Mapping[RowContext, int]
@@ -101,7 +104,7 @@ class TransformersRunner:
         batch.hold(contexts)
         lengths = np.array([len(context.ids) for context in batch.contexts])
         mask = None
-        if lengths.min() < lengths.max():
+        if lengths.min() < lengths.max() and batch.cache is not None and has_keys(batch.cache):
             places = np.arange(lengths.max() + 1)
             mask = self._tensor((places >= (lengths.max() - lengths)[:, None]).astype(np.int64))
         ids_B1 = self._tensor(np.array([[ids[context]] for context in batch.contexts]))
@@ -167,7 +170,9 @@ class TransformersRunner:
         return short is not None and 0 < len(context.ids) <= short < len(context.ids) + count
 
     def _try_cache(self) -> None:
-        """Compares what the cache gives with rows that are computed whole."""
+        """Compares what the cache gives with rows that are computed whole. Raises `PolicyError`."""
+        trial = CacheTrial(self)
+        trial.check_policy()
         if not self.policy.model._supports_default_dynamic_cache():  # noqa: SLF001
             self.uncached_because = "transformers has no common cache for it"
             return
@@ -180,7 +185,6 @@ class TransformersRunner:
             return
         if unknown and not self.alone_because:
             self.alone_because = f"its cache has layers of the kind {min(unknown)}"
-        trial = CacheTrial(self)
         self.uncached_because = trial.alone()
         if not self.uncached_because:
             self.unshared_because = trial.continued()
