@@ -29,7 +29,7 @@ EngineOption = Annotated[
     typer.Option(
         "--engine",
         metavar="URL|embedded",
-        help="With --model: a vLLM that serves it, or `embedded`, the run's own engines, which are the default.",
+        help="With --model: a vLLM that serves it, or `embedded` (the default): the run's own engines.",
     ),
 ]
 

@@ -25,8 +25,8 @@ activations."""
 EMBEDDED = "embedded"
 """The run's own engines, as `--engine` names them."""
 _SLOWER = """\
-# Its engines serve this model through transformers' cache, which is slower than our own module. vLLM is faster:
-# see docs/weights-engines.md.
+# Its engines serve this model through transformers' cache, which is slower than our own module and than vLLM
+# (docs/weights-engines.md).
 """
 _WEIGHT_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
