@@ -136,20 +136,8 @@ def check_capacity(config: RunConfig, root: Path) -> None:
             f"policy.path: a run of {facts.count} weights needs at least {main.text()} of main "
             f"memory, and this machine has {_size(memory)}: {_remedy(config)}."
         )
-    if config.trainer.device == "cuda" and (devices := _gpu_memory()):
-        held = sum(devices[: config.trainer.processes])
-        if trainer.total > held:
-            raise ConfigError(
-                f"policy.path: training {facts.count} weights needs at least {trainer.text()} "
-                f"of GPU memory, and {config.trainer.processes} GPUs have {_size(held)}: {_remedy(config)}, "
-                "or raise trainer.processes."
-            )
-    if config.engine.device == "cuda" and (devices := _gpu_memory()) and engines.total > devices[0]:
-        raise ConfigError(
-            f"engine.workers: {config.engine.workers} engines of {_count(facts.parameters)} weights need at "
-            f"least {engines.text()} of one GPU's memory, and it has {_size(devices[0])}: lower "
-            "engine.workers, or take a smaller model."
-        )
+    if "cuda" in (config.trainer.device, config.engine.device) and (devices := _gpu_memory()):
+        _check_gpus(config, facts, devices)
     disk = disk_need(config, facts)
     usage = shutil.disk_usage(_existing(root))
     # What a run that goes on has written already is part of what it needs.
@@ -157,6 +145,23 @@ def check_capacity(config: RunConfig, root: Path) -> None:
         raise ConfigError(
             f"The run's folder needs at least {disk.text()}, and {root} has {_size(usage.free)} free: choose "
             'another --folder, or set trainer.publish.dtype = "bfloat16" or a smaller trainer.publish.keep.'
+        )
+
+
+def _check_gpus(config: RunConfig, facts: ModelFacts, devices: list[int]) -> None:
+    trainer, engines = trainer_need(config, facts), engine_need(config, facts)
+    held = sum(devices[: config.trainer.processes])
+    if config.trainer.device == "cuda" and trainer.total > held:
+        raise ConfigError(
+            f"policy.path: training {facts.count} weights needs at least {trainer.text()} of "
+            f"GPU memory, and {config.trainer.processes} GPUs have {_size(held)}: {_remedy(config)}, or "
+            "raise trainer.processes."
+        )
+    if config.engine.device == "cuda" and engines.total > devices[0]:
+        raise ConfigError(
+            f"engine.workers: engines of {facts.count} weights need at least {engines.text()} "
+            f"of GPU memory, and the first GPU has {_size(devices[0])}: lower engine.workers, or take a "
+            "smaller model."
         )
 
 

@@ -66,6 +66,8 @@ def test_engines_hold_weights_and_caches():
     need = engine_need(config_of({"workers": 3, "max_batch": 5, "max_length": 7}), facts(1_000))
     assert need.parts["engines' weights"] == 3 * 4_000
     assert need.parts["engines' caches"] == 3 * 4 * (2 * 2 * 2 * 16) * 7
+    other = dataclasses.replace(facts(1_000), native=False)
+    assert engine_need(config_of(), other).parts["engines' caches"] == 0
 
 
 def test_versions_and_checkpoints_are_on_disk():
@@ -98,6 +100,10 @@ def test_too_little_gpu_memory_is_refused_where_a_driver_says_how_much_there_is(
     with pytest.raises(ConfigError, match="GPU memory"):
         check_capacity(config_of(device="cuda"), tmp_path)
     check_capacity(config_of(device="cuda", processes=2), tmp_path)
+    engines = {"workers": 3, "device": "cuda"}
+    with pytest.raises(ConfigError, match=r"engine\.workers: .* GPU memory"):
+        check_capacity(config_of(engines), tmp_path)
+    check_capacity(config_of(engines | {"workers": 2}), tmp_path)
 
 
 def test_too_little_disk_is_refused(monkeypatch, tmp_path):

@@ -36,16 +36,30 @@ def test_a_small_native_model_is_served_by_the_run_itself():
     assert config.trainer.update["lr"] == 4e-4
 
 
-def test_any_other_model_needs_an_engine(tmp_path):
+@pytest.mark.parametrize("engine", ["", "embedded"])
+def test_any_other_model_is_served_by_the_run_too_which_is_slower(engine, tmp_path):
     tiny_model("qwen2").save_pretrained(tmp_path / "my model")
-    model = str(tmp_path / "my model")
-    with pytest.raises(ConfigError, match="--engine"):
-        FirstRun(model, "swe", "codex").run_file()
-    config = config_of(FirstRun(model, "swe", "codex", engine=URL))
-    assert (config.name, config.policy.path) == ("my-model-swe", model)
+    run = FirstRun(str(tmp_path / "my model"), "swe", "codex", engine=engine)
+    config = config_of(run)
+    assert (config.name, config.policy.path) == ("my-model-swe", run.model)
+    assert (config.engine.workers, config.engine.outside) == (2, ())
+    assert "slower" in run.run_file()[1]
+    assert "slower" not in FirstRun(SHIPPED, "swe", "codex", engine=engine).run_file()[1]
+
+
+def test_vllm_serves_any_model(tmp_path):
+    tiny_model("qwen2").save_pretrained(tmp_path)
+    run = FirstRun(str(tmp_path), "swe", "codex", engine=URL)
+    config = config_of(run)
     assert config.engine.workers == 0
     assert config.engine.outside[0].url == URL
     assert config.harnesses[0].type == "codex"
+    assert "slower" not in run.run_file()[1]
+
+
+def test_an_engine_is_an_address_or_embedded():
+    with pytest.raises(ConfigError, match="'vllm' is neither 'embedded' nor the URL"):
+        FirstRun(SHIPPED, "swe", "codex", engine="vllm").run_file()
 
 
 def of_size(monkeypatch, parameters):
