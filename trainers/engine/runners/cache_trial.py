@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from trainers.engine.runners.transformers import TransformersRunner
 
 _CLOSE = 1e-4
-"""Largest difference of log-probabilities at which results count as the same, as a share of their range: float32
-rounds to about 1e-6 of it, and models of random weights differ by little even where a cache is wrong."""
+"""Largest difference of log-probabilities at which results count as the same, as a share of their range.
+float32 rounds to about 1e-6 of it, and models of random weights differ by little even where a cache is wrong."""
 _ROUGH = 0.05
 """The same for weights in lower precision, where only gross mistakes show."""
 _SEEN = 64
