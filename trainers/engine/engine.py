@@ -391,7 +391,7 @@ class Engine:
 
     def _score_prompt(self, sequence: Sequence, hidden_TE: Tensor) -> None:
         """Logprobs of the prompt's tokens after the first, at temperature 1, 256 positions at a time."""
-        following = torch.from_numpy(sequence.prompt[1:]).long().to(hidden_TE.device)
+        following = torch.as_tensor(sequence.prompt[1:], dtype=torch.long, device=hidden_TE.device)
         most = sequence.sampling.prompt_logprobs or 0
         scores = list[TokenScore]()
         for start in range(0, len(following), 256):

@@ -58,7 +58,7 @@ def sample(
     """One token per row. A row of temperature 0 gets its likeliest token, with logprob 0."""
 
     def on_device(array: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(logits_BV.device)
+        return torch.as_tensor(array, device=logits_BV.device)
 
     greedy_B = temperature_B == 0.0
     scores_BV = logits_BV.float()

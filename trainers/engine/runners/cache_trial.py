@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _CLOSE = 1e-4
 """Largest difference of log-probabilities at which results count as the same, as a share of their range.
-float32 rounds to about 1e-6 of it, and models of random weights differ by little even where a cache is wrong."""
+float32 rounds to about 1e-6 of it; a wrong cache may change a model of random weights by 1e-4 of it."""
 _ROUGH = 0.05
 """The same for weights in lower precision, where only gross mistakes show."""
 _SEEN = 64

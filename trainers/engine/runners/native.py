@@ -31,4 +31,4 @@ class NativeRunner:
         return ""
 
     def _tensor(self, array: IdArray | Ints) -> Tensor:
-        return torch.from_numpy(array).to(self.policy.device)
+        return torch.as_tensor(array, device=self.policy.device)

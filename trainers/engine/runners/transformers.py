@@ -194,7 +194,7 @@ class TransformersRunner:
         return DynamicCache(config=self._config)
 
     def _tensor(self, array: Any) -> Tensor:
-        return torch.from_numpy(array).long().to(self.policy.device)
+        return torch.as_tensor(array, dtype=torch.long, device=self.policy.device)
 
 
 def _has_dynamic_rope(config: Any) -> bool:
