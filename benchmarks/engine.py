@@ -1,8 +1,9 @@
-"""The embedded engine over HTTP against transformers' batched `generate`: sampled tokens per second.
+"""The embedded engine over HTTP, with its native policy and through transformers' cache, against transformers'
+batched `generate`: sampled tokens per second.
 
     python -m benchmarks.engine [--small-only] [--repeats 5] [--dtype float32]
 
-Both arms have the same weights, prompts, number of new tokens, precision and torch threads, and sample. The
+All arms have the same weights, prompts, number of new tokens, precision and torch threads, and sample. The
 engine is a server process that streams to 32 concurrent requests from this client process; the peer runs in a
 process of its own, with the whole batch in one `generate` call and no HTTP. The arms take turns. Two cases
 per model: `distinct` prompts (nothing shared) and `shared` (32 times one new prompt, as a group of rollouts
@@ -24,6 +25,8 @@ from pathlib import Path
 
 import numpy as np
 
+from harnessgym.run_config.run import Implementation
+
 BATCH, PROMPT, NEW = 32, 128, 64
 TINY = {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -37,16 +40,20 @@ LLAMA_135M = {
 
 @dataclass(frozen=True)
 class Result:
-    """One case: sampled tokens per second of both arms, all repeats and medians."""
+    """One case: sampled tokens per second of all arms, all repeats and medians."""
 
     model: str
     prompts: str
     dtype: str
     engine: list[float]
+    through_transformers: list[float]
+    """The engine through transformers' cache."""
     transformers: list[float]
     engine_median: float
+    through_transformers_median: float
     transformers_median: float
     ratio: float
+    """Of the native engine to `generate`."""
 
 
 def main() -> None:
@@ -56,58 +63,63 @@ def main() -> None:
     parser.add_argument("--small-only", action="store_true")
     parser.add_argument("--peer", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--serve-through", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peer:
         run_peer(options.peer, options.dtype)
     elif options.serve:
-        run_server(options.serve, options.dtype)
+        run_server(options.serve, options.dtype, "native")
+    elif options.serve_through:
+        run_server(options.serve_through, options.dtype, "transformers")
     else:
         compare(options.dtype, options.repeats, small_only=options.small_only)
 
 
 def compare(dtype: str, repeats: int, *, small_only: bool) -> None:
-    models = {"tiny 0.13M": TINY} if small_only else {"tiny 0.13M": TINY, "Llama 135M": LLAMA_135M}
+    models = {"tiny Qwen3 0.13M": TINY, "tiny Llama 0.13M": TINY | {"qk_norm": False}}
+    models |= {} if small_only else {"Llama 135M": LLAMA_135M}
     results = []
     for name, shape in models.items():
-        results += measure(name, shape, dtype, repeats if shape is TINY else min(3, repeats))
+        results += measure(name, shape, dtype, min(3, repeats) if shape is LLAMA_135M else repeats)
     report(results)
 
 
 def measure(name: str, shape: dict[str, object], dtype: str, repeats: int) -> list[Result]:
-    """Both arms in turns, after one warm-up each."""
+    """All arms in turns, after one warm-up each."""
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder), shape)
-        server, peer = (spawn(option, folder, dtype) for option in ("--serve", "--peer"))
+        *servers, peer = (spawn(option, folder, dtype) for option in ("--serve", "--serve-through", "--peer"))
         try:
-            url = server.stdout.readline().split()[-1]
+            urls = [server.stdout.readline().split()[-1] for server in servers]
             assert peer.stdout.readline().strip() == "ready"
             return [
-                measure_case(name, case, dtype, url, peer, int(str(shape["vocab_size"])), repeats)
+                measure_case(name, case, dtype, urls, peer, int(str(shape["vocab_size"])), repeats)
                 for case in ("distinct", "shared")
             ]
         finally:
-            for process in (server, peer):
+            for process in (*servers, peer):
                 process.terminate()
                 process.wait()
 
 
 def measure_case(
-    name: str, case: str, dtype: str, url: str, peer: "subprocess.Popen[str]", vocab: int, repeats: int
+    name: str, case: str, dtype: str, urls: list[str], peer: "subprocess.Popen[str]", vocab: int, repeats: int
 ) -> Result:
     rng = np.random.default_rng(0)
-    rates: dict[str, list[float]] = {"engine": [], "transformers": []}
+    rates: dict[str, list[float]] = {"engine": [], "through": [], "transformers": []}
     for repeat in range(repeats + 1):
         ids = (
             rng.integers(0, vocab, (BATCH, PROMPT))
             if case == "distinct"
             else np.tile(rng.integers(0, vocab, PROMPT), (BATCH, 1))
         )
-        engine = BATCH * NEW / asyncio.run(ask_engine(url, ids.tolist()))
+        engine, through = (BATCH * NEW / asyncio.run(ask_engine(url, ids.tolist())) for url in urls)
         peer.stdin.write(json.dumps(ids.tolist()) + "\n")
         peer.stdin.flush()
         transformers = BATCH * NEW / float(peer.stdout.readline())
         if repeat > 0:
             rates["engine"].append(engine)
+            rates["through"].append(through)
             rates["transformers"].append(transformers)
     medians = {arm: statistics.median(values) for arm, values in rates.items()}
     ratio = medians["engine"] / medians["transformers"]
@@ -116,8 +128,10 @@ def measure_case(
         case,
         dtype,
         rates["engine"],
+        rates["through"],
         rates["transformers"],
         medians["engine"],
+        medians["through"],
         medians["transformers"],
         ratio,
     )
@@ -164,10 +178,17 @@ async def ask_one(
     return count
 
 
-def run_server(folder: Path, dtype: str) -> None:
+def run_server(folder: Path, dtype: str, implementation: Implementation) -> None:
     from trainers.engine import EngineSettings, serve
 
-    serve(EngineSettings(model=folder, port=0, dtype=dtype, max_batch=BATCH))  # type: ignore[arg-type]
+    settings = EngineSettings(
+        model=folder,
+        implementation=implementation,
+        port=0,
+        dtype=dtype,  # type: ignore[arg-type]
+        max_batch=BATCH,
+    )
+    serve(settings)
 
 
 def run_peer(folder: Path, dtype: str) -> None:
@@ -231,6 +252,7 @@ def report(results: list[Result]) -> None:
         "prompts",
         "dtype",
         "engine over HTTP tok/s",
+        "through transformers' cache tok/s",
         "transformers generate tok/s",
         "ratio",
     ):
@@ -241,6 +263,7 @@ def report(results: list[Result]) -> None:
             row.prompts,
             row.dtype,
             f"{row.engine_median:,.0f}",
+            f"{row.through_transformers_median:,.0f}",
             f"{row.transformers_median:,.0f}",
             f"{row.ratio:.2f}",
         )
