@@ -14,7 +14,8 @@ class NativeRunner:
 
     def __init__(self, policy: NativePolicy, rows: int, length: int) -> None:
         self.policy = policy
-        self.cache = KVCache(policy.config, rows, length, policy.norm.dtype, policy.device)
+        self._device = policy.device
+        self.cache = KVCache(policy.config, rows, length, policy.norm.dtype, self._device)
 
     def prefill(self, rows: Ints, ids_BT: IdArray, start_B: Ints, count_B: Ints, *, whole: bool) -> Tensor:
         """Hidden states [B, 1, hidden] or [B, T, hidden]; see `ModelRunner`."""
@@ -31,4 +32,4 @@ class NativeRunner:
         return ""
 
     def _tensor(self, array: IdArray | Ints) -> Tensor:
-        return torch.as_tensor(array, device=self.policy.device)
+        return torch.as_tensor(array, device=self._device)

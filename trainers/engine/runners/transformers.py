@@ -35,6 +35,7 @@ class TransformersRunner:
     def __init__(self, policy: TransformersPolicy, rows: int, length: int) -> None:
         """Raises `PolicyError` if the policy does not compute what its model does."""
         self.policy = policy
+        self._device = policy.device
         self._body: Any = policy.model.base_model
         self._config = policy.model.config.get_text_config(decoder=True)
         arguments = inspect.signature(self._body.forward).parameters
@@ -194,7 +195,7 @@ class TransformersRunner:
         return DynamicCache(config=self._config)
 
     def _tensor(self, array: Any) -> Tensor:
-        return torch.as_tensor(array, dtype=torch.long, device=self.policy.device)
+        return torch.as_tensor(array, dtype=torch.long, device=self._device)
 
 
 def _has_dynamic_rope(config: Any) -> bool:
