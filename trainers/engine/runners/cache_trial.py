@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harnessgym.errors import PolicyError
 from trainers.engine.runners.cache_layers import copied
 from trainers.engine.runners.row_context import RowContext
 
@@ -38,23 +37,6 @@ class CacheTrial:
         self._runner = runner
         self._most = min(runner.policy.context, runner.cache.length)
         self._draw = np.random.default_rng(0)
-
-    def check_policy(self) -> None:
-        """Raises `PolicyError` if a row computed whole has not the logits that the model gives for it."""
-        policy = self._runner.policy
-        (ids,) = self._rows(6)
-        try:
-            found_V = policy.logits(self._runner.whole(ids)[-1:])[0]
-            expected_V = policy.model(input_ids=torch.tensor([ids], device=policy.device)).logits[0, -1]
-            difference = f"log-probabilities differ by {self._distance(found_V, expected_V):.2g} nats"
-            fits = self._close(found_V, expected_V)
-        except FAILURES as error:
-            fits, difference = False, str(error)
-        if not fits:
-            raise PolicyError(
-                f"{type(policy.model).__name__} is not computed as other models of transformers are "
-                f"({difference}): serve it with vLLM (docs/weights-engines.md)."
-            )
 
     def alone(self) -> str:
         """Rows by themselves, token by token."""

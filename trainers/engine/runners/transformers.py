@@ -33,7 +33,6 @@ class TransformersRunner:
     """Computes rows with transformers' cache."""
 
     def __init__(self, policy: TransformersPolicy, rows: int, length: int) -> None:
-        """Raises `PolicyError` if the policy does not compute what its model does."""
         self.policy = policy
         self._device = policy.device
         self._body: Any = policy.model.base_model
@@ -41,17 +40,15 @@ class TransformersRunner:
         arguments = inspect.signature(self._body.forward).parameters
         self._takes_positions = "position_ids" in arguments
         self._cache_name = "past_key_values" if "past_key_values" in arguments else "cache_params"
-        self.limited = policy.short is not None and _has_dynamic_rope(self._config)
-        """Whether rows may not be longer than `policy.short`."""
-        if self.limited and policy.short is not None:
-            length = min(length, policy.short)
+        turn = policy.constant_rope
+        self._limit = turn if _has_dynamic_rope(self._config) else None
         self.uncached_because = ""
         """Why each token computes its whole row again; empty if a cache is used."""
         self.unshared_because = ""
         """Why rows do not continue from prefixes of others; empty if they do."""
-        self.alone_because = "" if policy.short is None else "its RoPE depends on the length of the row"
+        self.alone_because = "" if turn is None else "its RoPE depends on the length of the row"
         """Why rows are decoded one by one; empty if they are decoded together."""
-        self.cache = ContextCache(rows, length, 0, policy.short)
+        self.cache = ContextCache(rows, min(length, self._limit or length), 0, turn)
         with torch.inference_mode():
             self._try_cache()
         self.cache.shared = not (self.uncached_because or self.unshared_because)
@@ -89,10 +86,8 @@ class TransformersRunner:
             ("prefixes are not shared", self.unshared_because),
         ]
         told = [f"{what}, because {reason}" for what, reason in remarks if reason]
-        if self.limited:
-            told.append(
-                f"rows end at {self.policy.short} tokens, beyond which its RoPE depends on their length"
-            )
+        if self._limit is not None:
+            told.append(f"rows end at {self._limit} tokens, beyond which its RoPE changes with every token")
         return "; ".join(
             ["It is served through transformers' cache, which is slower than our own module", *told]
         )
@@ -135,7 +130,7 @@ class TransformersRunner:
     def _computed(self, context: RowContext, start: int) -> Iterator[Tensor]:
         """Hidden states of a row's tokens from `start`, in one part or two [T, hidden]."""
         end = len(context.ids)
-        turn = self.policy.short
+        turn = self.policy.constant_rope
         marks = (
             not self.unshared_because
             and end - start > 1
@@ -167,13 +162,12 @@ class TransformersRunner:
 
     def _begins_anew(self, context: RowContext, count: int) -> bool:
         """Whether a row's RoPE changes with so many more tokens, so that its cache is of no use."""
-        short = self.policy.short
+        short = self.policy.constant_rope
         return short is not None and 0 < len(context.ids) <= short < len(context.ids) + count
 
     def _try_cache(self) -> None:
-        """Compares what the cache gives with rows that are computed whole. Raises `PolicyError`."""
+        """Compares what the cache gives with rows that are computed whole."""
         trial = CacheTrial(self)
-        trial.check_policy()
         if not self.policy.model._supports_default_dynamic_cache():  # noqa: SLF001
             self.uncached_because = "transformers has no common cache for it"
             return

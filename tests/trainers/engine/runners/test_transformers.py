@@ -76,12 +76,6 @@ def test_rows_end_where_positions_would_change_with_every_token(tmp_path):
     assert "rows end at 32 tokens" in engine.runner.notice()
 
 
-def test_a_model_that_the_policy_does_not_compute_is_refused(tmp_path):
-    saved("opt", tmp_path, ffn_dim=48, word_embed_proj_dim=32)
-    with pytest.raises(PolicyError, match=r"OPTForCausalLM is not computed.*serve it with vLLM"):
-        build_engine(load_served(tmp_path))
-
-
 def test_the_engine_says_at_its_start_why_it_is_slower(tmp_path, caplog):
     tiny_model("qwen2").save_pretrained(tmp_path / "qwen2")
     tiny_model("qwen3").save_pretrained(tmp_path / "qwen3")
