@@ -6,6 +6,7 @@
 """
 
 import logging
+import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +15,18 @@ import numpy as np
 import torch
 
 from tests.trainers.policies.families import FAMILIES, SERVED, tiny_model
+from trainers.engine.runners.transformers import TransformersRunner
+from trainers.policies.loading import load_served
 from trainers.policies.model_folder import read_config, why_not_native
-from trainers.policies.transformers import load_transformers
+from trainers.policies.transformers import TransformersPolicy, load_transformers
 from trainers.policy import token_logprobs
 
 PAGE = Path(__file__).parents[2] / "docs/models.md"
 TITLE = "## Families"
 _HEAD = (
-    "| family | for example | native too | rows | largest difference of a log-probability | vLLM's CPU build |\n"
-    "|---|---|---|---|---|---|"
+    "| family | for example | native too | rows in training | largest difference of a log-probability | the run's own engines | "
+    "vLLM's CPU build |\n"
+    "|---|---|---|---|---|---|---|"
 )
 _EXAMPLES = {
     "qwen2": "Qwen2.5",
@@ -60,13 +64,15 @@ class FamilyRow:
     padded_because: str
     difference: float
     """Largest difference of a log-probability from plain transformers, in nats."""
+    engine: str
+    """How the embedded engine serves it."""
 
     def text(self) -> str:
         """As Markdown."""
         rows = f"one by one: {self.padded_because}" if self.padded_because else "packed, shared prefixes once"
         served = "the same to 1e-4" if self.name in SERVED else _UNSERVED.get(self.name, "not tried")
         cells = (
-            f"`{self.name}`", _EXAMPLES[self.name], "yes" if self.native else "", rows, f"{self.difference:.0e}", served
+            f"`{self.name}`", _EXAMPLES[self.name], "yes" if self.native else "", rows, f"{self.difference:.0e}", self.engine, served
         )  # fmt: skip
         return f"| {' | '.join(cells)} |"
 
@@ -85,7 +91,19 @@ def family_row(name: str) -> FamilyRow:
         found = policy.logprobs(rows, masks)
         ids = [torch.from_numpy(row[None]).long() for row in rows]
         expected = torch.cat([token_logprobs(model(row).logits, row)[0, 1:] for row in ids])
-    return FamilyRow(name, native, policy.padded_because, float((found - expected).abs().max()))
+        engine = "native" if native else _engine_of(Path(place))
+    return FamilyRow(name, native, policy.padded_because, float((found - expected).abs().max()), engine)
+
+
+def _engine_of(folder: Path) -> str:
+    """How the engine serves a folder's model through transformers' cache."""
+    policy = load_served(folder)
+    assert isinstance(policy, TransformersPolicy)
+    runner = TransformersRunner(policy, 2, policy.context)
+    assert not runner.uncached_because
+    assert not runner.unshared_because
+    rows = "one by one" if runner.alone_because else "together"
+    return f"{rows}, {'any prefix' if runner.cache.croppable == math.inf else 'whole contexts'}"
 
 
 def table() -> str:
