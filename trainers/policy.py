@@ -1,7 +1,7 @@
 """The policy as trainers see it: log-probabilities with gradients, and weights by their Hugging Face names.
 
 There are two kinds. `policies/native.py` is our own module for two architectures, which is fast on CPUs and
-has the cache that the embedded engine needs. `policies/transformers.py` is any model that `transformers`
+has a cache of its own for the embedded engine. `policies/transformers.py` is any model that `transformers`
 loads. `policies/loading.py` chooses.
 """
 

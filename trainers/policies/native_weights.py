@@ -131,7 +131,7 @@ def parts(policy: "NativePolicy", weights: Mapping[str, Tensor]) -> dict[str, li
     if left := [name for name in weights if name not in used and not _is_redundant(name, weights)]:
         raise PolicyError(
             f"The weights have a tensor {left[0]!r}, which a policy with this config.json does not use: use "
-            "both files of one model, or serve it with vLLM."
+            'both files of one model, or set implementation = "transformers".'
         )
     return by_name
 
