@@ -97,7 +97,7 @@ _NEEDED = {
 }
 _FURTHER = {
     "openai": "examples", "anthropic": "examples", "gymnasium": "envs", "docker": "docker",
-    "fastapi": "node", "psutil": "node",
+    "fastapi": "node", "psutil": "node", "transformers": "models",
     "psycopg": "postgres", "pyarrow": "export", "litellm": "litellm",
 }  # fmt: skip
 """Packages that show whether an extra is installed."""

@@ -151,7 +151,7 @@ def load_engine(settings: EngineSettings) -> Engine:
     )
     if notice := engine.runner.notice():
         reason = why_not_native(read_config(settings.model)) or 'implementation = "transformers".'
-        log.warning("%s: %s %s.", settings.worker_id, reason, notice)
+        log.warning("%s runs without our own module: %s %s.", settings.worker_id, reason, notice)
     return engine
 
 

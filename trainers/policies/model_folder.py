@@ -84,14 +84,11 @@ def check_model(policy: PolicySection, prefix: str, *, embedded: bool) -> str:
             f"{prefix}path: transformers computes this model, and it is not installed: pip install "
             "'harnessgym-rl[models]'."
         )
-    return slower(reason) if reason and embedded else ""
-
-
-def slower(reason: str) -> str:
-    """What is said of a model that the native policy does not compute, if the embedded engine serves it."""
+    if not (reason and embedded):
+        return ""
     return (
-        f"{reason} The run's own engines serve it through transformers' cache, which is slower than our own "
-        "module and than vLLM (docs/models.md)."
+        f"Our own module does not compute this model: {reason} The run's own engines serve it through "
+        "transformers' cache, which is slower than our own module and than vLLM (docs/models.md)."
     )
 
 

@@ -35,8 +35,6 @@ class CacheTrial:
 
     def __init__(self, runner: "TransformersRunner") -> None:
         self._runner = runner
-        self._most = min(runner.policy.context, runner.cache.length)
-        self._draw = np.random.default_rng(0)
 
     def alone(self) -> str:
         """Rows by themselves, token by token."""
@@ -60,32 +58,32 @@ class CacheTrial:
         return ""
 
     def _step(self) -> None:
-        for ids in self._both():
+        for ids in self._rows():
             context = RowContext([])
-            self._compare(context, self._runner.extended(context, ids[:-_STEPS]))
+            self._compare(context, self._runner.append(context, ids[:-_STEPS]))
             for token in ids[-_STEPS:]:
-                self._compare(context, self._runner.extended(context, [token]))
+                self._compare(context, self._runner.append(context, [token]))
 
     def _continue(self) -> None:
-        for ids in self._both():
+        for ids in self._rows():
             context = RowContext([])
-            self._runner.extended(context, ids[:-_STEPS])
+            self._runner.append(context, ids[:-_STEPS])
             assert context.cache is not None
             other = RowContext(list(context.ids), copied(context.cache))
-            self._compare(other, self._runner.extended(other, ids[-_STEPS:]))
-            self._compare(context, self._runner.extended(context, ids[-1:]))
+            self._compare(other, self._runner.append(other, ids[-_STEPS:]))
+            self._compare(context, self._runner.append(context, ids[-1:]))
 
     def _decode_together(self) -> None:
-        rows = self._both()
+        rows = self._rows()
         contexts = [RowContext([]) for _ in rows]
         for context, ids in zip(contexts, rows, strict=True):
-            self._runner.extended(context, ids[: 1 - _STEPS])
+            self._runner.append(context, ids[: 1 - _STEPS])
         for step in range(1 - _STEPS, 0):
             tokens = {context: ids[step] for context, ids in zip(contexts, rows, strict=True)}
-            for context, hidden_E in self._runner.decoded(contexts, tokens).items():
+            for context, hidden_E in self._runner.append_together(contexts, tokens).items():
                 self._compare(context, hidden_E[None])
         for context, ids in zip(contexts, rows, strict=True):
-            self._compare(context, self._runner.extended(context, ids[:1]))
+            self._compare(context, self._runner.append(context, ids[:1]))
 
     def _compare(self, context: RowContext, hidden_TE: Tensor) -> None:
         """Raises `CacheDiffers` if a row's last hidden state predicts other tokens than without a cache."""
@@ -105,11 +103,10 @@ class CacheTrial:
     def _distance(found_V: Tensor, expected_V: Tensor) -> float:
         return float((found_V.float().log_softmax(-1) - expected_V.float().log_softmax(-1)).abs().max())
 
-    def _both(self) -> list[list[int]]:
+    def _rows(self) -> list[list[int]]:
         """Two rows of different lengths, of which one reaches beyond a narrow window."""
         window = self._runner.cache.croppable
-        return self._rows(6 + _STEPS, 11 + _STEPS + (int(window) if window <= _SEEN else 0))
-
-    def _rows(self, *sizes: int) -> list[list[int]]:
-        vocabulary = self._runner.policy.vocabulary
-        return [self._draw.integers(0, vocabulary, min(size, self._most)).tolist() for size in sizes]
+        sizes = (6 + _STEPS, 11 + _STEPS + (int(window) if window <= _SEEN else 0))
+        most = min(self._runner.policy.context, self._runner.cache.length)
+        draw = np.random.default_rng(0)
+        return [draw.integers(0, self._runner.policy.vocabulary, min(size, most)).tolist() for size in sizes]

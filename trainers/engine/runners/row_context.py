@@ -20,6 +20,11 @@ class RowContext:
     mark: tuple[int, Cache] | None = None
     """An earlier length, and the cache there, for models whose cache cannot be cropped."""
 
+    def own_cache(self) -> Cache:
+        """Its cache, which is not in the batch."""
+        assert self.cache is not None
+        return self.cache
+
 
 class DecodeBatch:
     """Rows that are decoded together, in one cache, until one of them leaves or another joins."""
@@ -40,9 +45,10 @@ class DecodeBatch:
         there = set(self.contexts)
         joining = [context for context in contexts if context not in there]
         if joining:
-            parts = [(context.cache, len(context.ids)) for context in joining]
-            together = [(self.cache, self.length), *parts] if self.contexts else parts
-            self.cache = joined([(cache, length) for cache, length in together if cache is not None])
+            parts = [(context.own_cache(), len(context.ids)) for context in joining]
+            if self.contexts:
+                parts.insert(0, (self._cache(), self.length))
+            self.cache = joined(parts)
             self.contexts += joining
             for context in joining:
                 context.cache = None
@@ -92,15 +98,15 @@ class ContextCache:
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy a prefix; keys and values are shared."""
         context = self.contexts[source]
-        copied_context = RowContext(context.ids[:length])
-        if context.mark is not None and context.mark[0] == length < len(context.ids):
-            copied_context.cache = copied(context.mark[1])
+        prefix = RowContext(context.ids[:length])
+        whole = length == len(context.ids)
+        if context.mark is not None and context.mark[0] == length and not whole:
+            prefix.cache = copied(context.mark[1])
         elif length > 0 and (context.cache is not None or context in self.batch.contexts):
             own = self.batch.cache_of(context) if context.cache is None else copied(context.cache)
-            copied_context.cache = own if length == len(context.ids) else cropped(own, length)
-            if length == len(context.ids):
-                copied_context.mark = context.mark
-        self.contexts[target] = copied_context
+            prefix.cache = own if whole else cropped(own, length)
+            prefix.mark = context.mark if whole else None
+        self.contexts[target] = prefix
 
     def swap_rows(self, a: int, b: int, length: int) -> None:  # noqa: ARG002
         """Exchange two rows' contexts."""

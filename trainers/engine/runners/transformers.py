@@ -25,7 +25,7 @@ from harnessgym.tokens import IdArray
 from trainers.engine.runner import Ints
 from trainers.engine.runners.cache_layers import copied, croppable_length, has_keys, unknown_layers
 from trainers.engine.runners.cache_trial import FAILURES, CacheTrial
-from trainers.engine.runners.row_context import ContextCache, RowContext
+from trainers.engine.runners.row_context import ContextCache, DecodeBatch, RowContext
 from trainers.policies.transformers import TransformersPolicy
 
 
@@ -63,7 +63,7 @@ class TransformersRunner:
                 self.cache.clear_row(row)
             context = self.cache.contexts[row]
             assert len(context.ids) == start
-            hidden_TE = self.extended(context, ids[:count])
+            hidden_TE = self.append(context, ids[:count])
             padded = F.pad(hidden_TE, (0, 0, 0, ids_BT.shape[1] - count)) if whole else hidden_TE[-1:]
             found.append(padded)
         return torch.stack(found)
@@ -74,8 +74,8 @@ class TransformersRunner:
         assert [len(context.ids) for context in contexts] == start_B.tolist()
         ids = dict(zip(contexts, ids_B.tolist(), strict=True))
         if self.uncached_because or self.alone_because:
-            return torch.stack([self.extended(each, [ids[each]])[-1] for each in contexts])
-        found = self.decoded(contexts, ids)
+            return torch.stack([self.append(each, [ids[each]])[-1] for each in contexts])
+        found = self.append_together(contexts, ids)
         return torch.stack([found[each] for each in contexts])
 
     def notice(self) -> str:
@@ -92,10 +92,10 @@ class TransformersRunner:
             ["It is served through transformers' cache, which is slower than our own module", *told]
         )
 
-    def decoded(
+    def append_together(
         self, contexts: Sequence[RowContext], ids: Mapping[RowContext, int]
     ) -> dict[RowContext, Tensor]:
-        """Appends a token to each row, computed together; their hidden states [hidden]."""
+        """Append a token to each row, computed together; their hidden states [hidden]."""
         batch = self.cache.batch
         batch.hold(contexts)
         lengths = np.array([len(context.ids) for context in batch.contexts])
@@ -109,8 +109,8 @@ class TransformersRunner:
             context.ids.append(ids[context])
         return dict(zip(batch.contexts, hidden_BE, strict=True))
 
-    def extended(self, context: RowContext, ids: list[int]) -> Tensor:
-        """Appends tokens to one row; their hidden states [T, hidden]."""
+    def append(self, context: RowContext, ids: list[int]) -> Tensor:
+        """Append tokens to one row; their hidden states [T, hidden]."""
         start = len(context.ids)
         self.cache.batch.release(context)
         anew = self._begins_anew(context, len(ids))
@@ -131,6 +131,8 @@ class TransformersRunner:
         """Hidden states of a row's tokens from `start`, in one part or two [T, hidden]."""
         end = len(context.ids)
         turn = self.policy.constant_rope
+        # A row that cannot be cropped is computed in two parts, so that its cache before the last token is
+        # copied: equal prompts continue from there.
         marks = (
             not self.unshared_because
             and end - start > 1
@@ -162,8 +164,8 @@ class TransformersRunner:
 
     def _begins_anew(self, context: RowContext, count: int) -> bool:
         """Whether a row's RoPE changes with so many more tokens, so that its cache is of no use."""
-        short = self.policy.constant_rope
-        return short is not None and 0 < len(context.ids) <= short < len(context.ids) + count
+        turn = self.policy.constant_rope
+        return turn is not None and 0 < len(context.ids) <= turn < len(context.ids) + count
 
     def _try_cache(self) -> None:
         """Compares what the cache gives with rows that are computed whole."""
@@ -184,6 +186,7 @@ class TransformersRunner:
         if not self.uncached_because:
             self.unshared_because = trial.continued()
             self.alone_because = self.alone_because or trial.together()
+            self.cache.batch = DecodeBatch()  # without the trial's rows
 
     def _new_cache(self) -> Cache:
         return DynamicCache(config=self._config)
