@@ -137,7 +137,7 @@ def check_capacity(config: RunConfig, root: Path) -> None:
             f"memory, and this machine has {_size(memory)}: {_remedy(config)}."
         )
     if "cuda" in (config.trainer.device, config.engine.device) and (devices := _gpu_memory()):
-        _check_gpus(config, facts, devices)
+        _check_gpus(config, facts, trainer, engines, devices)
     disk = disk_need(config, facts)
     usage = shutil.disk_usage(_existing(root))
     # What a run that goes on has written already is part of what it needs.
@@ -148,8 +148,14 @@ def check_capacity(config: RunConfig, root: Path) -> None:
         )
 
 
-def _check_gpus(config: RunConfig, facts: ModelFacts, devices: list[int]) -> None:
-    trainer, engines = trainer_need(config, facts), engine_need(config, facts)
+def _check_gpus(
+    config: RunConfig,
+    facts: ModelFacts,
+    trainer: CapacityNeed,
+    engines: CapacityNeed,
+    devices: list[int],
+) -> None:
+    """`devices` are the bytes of each GPU. Raises `ConfigError`."""
     held = sum(devices[: config.trainer.processes])
     if config.trainer.device == "cuda" and trainer.total > held:
         raise ConfigError(
