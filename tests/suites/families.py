@@ -46,6 +46,7 @@ _EXAMPLES = {
     "granite": "Granite 3",
     "granitemoehybrid": "Granite 4 (hybrid)",
     "mamba2": "Mamba 2",
+    "llama4": "Llama 4 (text)",
     "phi3_longrope": "Phi-3, long context",
 }
 _UNSERVED = {

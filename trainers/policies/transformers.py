@@ -83,6 +83,11 @@ class TransformersPolicy(Policy):
         """Why rows are padded instead of packed; empty if they are packed."""
 
     @property
+    def body(self) -> nn.Module:
+        """What makes last hidden states of tokens: the model without its head."""
+        return body_of(self.model)
+
+    @property
     def blocks(self) -> tuple[nn.Module, ...]:
         """The decoder layers."""
         names = set(self.model._no_split_modules or ())  # noqa: SLF001
@@ -197,7 +202,7 @@ class TransformersPolicy(Policy):
         """
         ids = torch.arange(_TRIED_TOKENS, device=self.device)[None] % self.vocabulary
         expected = self.model(input_ids=ids, use_cache=False).logits[0]
-        hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
+        hidden = self.body(input_ids=ids, use_cache=False).last_hidden_state[0]
         differences = []
         for head in (_AfterBody(self.model), self.model.get_output_embeddings()):
             try:
@@ -271,7 +276,7 @@ class TransformersPolicy(Policy):
         packed = pack(rows, self.device)
         before_M, targets_M = packed.trained(masks)
         logged = {} if span_log is None else {"span_log": span_log}
-        out = self.model.base_model(
+        out = self.body(
             input_ids=packed.ids_N[None],
             position_ids=packed.positions_N[None],
             use_cache=False,
@@ -288,7 +293,7 @@ class TransformersPolicy(Policy):
         ids_BT = torch.from_numpy(ids).to(self.device)
         chosen = np.concatenate([np.flatnonzero(mask) + number * width for number, mask in enumerate(masks)])
         places_M = torch.from_numpy(chosen).to(self.device)
-        out = self.model.base_model(input_ids=ids_BT, use_cache=False)
+        out = self.body(input_ids=ids_BT, use_cache=False)
         hidden_NE = out.last_hidden_state.flatten(0, 1)
         return hidden_NE.index_select(0, places_M - 1), ids_BT.flatten()[places_M]
 
@@ -422,13 +427,22 @@ class _HiddenStates(nn.Module):
         return _BodyOutput(inputs_embeds)
 
 
+def body_of(model: PreTrainedModel) -> nn.Module:
+    """The model without its head. Some models are their own `base_model`: then it is the model inside."""
+    base: nn.Module = model.base_model
+    inside = (child for child in model.children() if isinstance(child, PreTrainedModel))
+    return next(inside, base) if base is model else base
+
+
 class _AfterBody:
     """What a model does with its body's output. It shares the model's weights."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = copy.copy(model)
-        body = {model.base_model_prefix: _HiddenStates()}
-        vars(self._model)["_modules"] = dict(model.named_children()) | body
+        body = body_of(model)
+        vars(self._model)["_modules"] = {
+            name: _HiddenStates() if child is body else child for name, child in model.named_children()
+        }
 
     def __call__(self, hidden_ME: Tensor) -> Tensor:
         logits: Tensor = self._model(inputs_embeds=hidden_ME[None], use_cache=False).logits[0]

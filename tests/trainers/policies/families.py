@@ -87,6 +87,14 @@ FAMILIES = {
         packed=False,
     ),
     "mamba2": Family("mamba2", {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1, "chunk_size": 16}, packed=False),
+    "llama4": Family(
+        "llama4_text",
+        {
+            "num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 32, "interleave_moe_layer_step": 1,
+            "attention_chunk_size": 16,
+        },
+        packed=False,
+    ),
     "phi3_longrope": Family(
         "phi3",
         {

@@ -70,7 +70,7 @@ def gradients_of_trl(model, rows):
     return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "llama4"])  # TRL 1.16 cannot train it
 def test_a_step_has_the_gradient_of_trl_s_on_the_same_rows(name):
     rows = rows_of()
     expected = gradients_of_trl(tiny_model(name).eval(), rows)

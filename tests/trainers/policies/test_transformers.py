@@ -15,7 +15,7 @@ from tests.trainers.policies.families import FAMILIES, tiny_model
 from trainers.lora import adapt
 from trainers.policies.loading import load_policy
 from trainers.policies.native import NativePolicy
-from trainers.policies.transformers import TransformersPolicy, load_transformers
+from trainers.policies.transformers import TransformersPolicy, body_of, load_transformers
 from trainers.policy import token_logprobs
 from trainers.value_function import Critic
 from trainers.weights.export import write_model
@@ -144,7 +144,7 @@ def test_a_critic_begins_at_nothing_and_learns_from_the_last_hidden_states(famil
     assert not critic.values(rows, masks).any()
     with torch.no_grad():
         critic.head.weight.copy_(torch.linspace(-1, 1, critic.head.in_features)[None])
-        hidden = model.base_model(torch.from_numpy(rows[0][None]).long()).last_hidden_state[0]
+        hidden = body_of(model)(torch.from_numpy(rows[0][None]).long()).last_hidden_state[0]
     expected = (hidden @ critic.head.weight[0])[np.flatnonzero(masks[0]) - 1]
     assert torch.allclose(critic.values(rows[:1], masks[:1]), expected, atol=1e-4)
     critic.values(rows, masks).sum().backward()

@@ -35,7 +35,7 @@ class TransformersRunner:
     def __init__(self, policy: TransformersPolicy, rows: int, length: int) -> None:
         self.policy = policy
         self._device = policy.device
-        self._body: Any = policy.model.base_model
+        self._body: Any = policy.body
         self._config = policy.model.config.get_text_config(decoder=True)
         arguments = inspect.signature(self._body.forward).parameters
         self._takes_positions = "position_ids" in arguments
