@@ -2,7 +2,8 @@
 
 Most take the arguments of a call as an object, any id, and reasoning as `reasoning_content`. Others add up
 arguments as text (DeepSeek), refuse ids that are not nine letters and digits (Mistral), write ids that must
-have the function's name (Kimi), or read `thinking` (gpt-oss). What a template takes is found by trying.
+have the function's name (Kimi), read `thinking` (gpt-oss), or take system messages at the beginning only
+(Qwen 3.5). What a template takes is found by trying.
 """
 
 import json
@@ -39,6 +40,12 @@ _TRIED = (
     },
     {"role": "tool", "content": "b", "tool_call_id": _ID},
 )
+_LATER_SYSTEM = (
+    {"role": "system", "content": "a"},
+    {"role": "user", "content": "b"},
+    {"role": "assistant", "content": "c"},
+    {"role": "system", "content": _NAME},
+)
 
 Messages = Sequence[dict[str, Any]]
 
@@ -57,6 +64,9 @@ class MessageForm:
     """Reasoning is in `thinking`."""
     either: bool = False
     """A message with calls has content or reasoning. Of both, the reasoning is left out."""
+    one_system: bool = False
+    """There is one system message at most, at the beginning. Others there are joined to it, and what the
+    system says later, as some harnesses have it do, is said by the user."""
 
     @classmethod
     def of(cls, source: str, render: Callable[[Messages], str]) -> "MessageForm":
@@ -71,13 +81,16 @@ class MessageForm:
             # A template may also write an object as Python does, which no policy was trained to.
             if str(_ARGUMENTS) not in text:
                 either = thinking and not _takes_both(form, render)
-                return replace(form, named_ids=_ID in text and _NAME not in text, either=either)
-        return cls(thinking=thinking)
+                form = replace(form, named_ids=_ID in text and _NAME not in text, either=either)
+                return replace(form, one_system=_wants_one_system(form, render))
+        form = cls(thinking=thinking)
+        return replace(form, one_system=_wants_one_system(form, render))
 
     def apply(self, messages: Messages) -> list[dict[str, Any]]:
         """The messages in this form."""
         if self == _USUAL:
             return list(messages)
+        messages = _one_system(messages) if self.one_system else messages
         calls = [call for message in messages for call in message.get("tool_calls") or ()]
         ids = {call["id"]: self._id(call, index) for index, call in enumerate(calls)}
         return [self._applied(message, ids) for message in messages]
@@ -143,6 +156,32 @@ def _takes_both(form: MessageForm, render: Callable[[Messages], str]) -> bool:
     except (TemplateError, TypeError, ValueError):
         return False
     return True
+
+
+def _wants_one_system(form: MessageForm, render: Callable[[Messages], str]) -> bool:
+    """Whether a template refuses or leaves out a later system message, and takes it as the user's."""
+
+    def shown(form: MessageForm) -> bool:
+        try:
+            return _NAME in render(form.apply(_LATER_SYSTEM))
+        except (TemplateError, TypeError, ValueError):
+            return False
+
+    return not shown(form) and shown(replace(form, one_system=True))
+
+
+def _one_system(messages: Messages) -> list[dict[str, Any]]:
+    out: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] != "system" or not out:
+            out.append(message)
+            continue
+        before, content = out[-1], message["content"]
+        if len(out) == 1 and before["role"] == "system" and isinstance(content, str):
+            out[0] = {**before, "content": f"{before['content']}\n\n{content}"}
+        else:
+            out.append({**message, "role": "user"})
+    return out
 
 
 def _short(call_id: str) -> str:

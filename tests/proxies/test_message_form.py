@@ -43,6 +43,42 @@ def test_forms() -> None:
     assert CALLED["reasoning_content"] == "hm"
 
 
+def test_a_later_system_message_becomes_the_users() -> None:
+    said = [
+        ("system", "A."),
+        ("system", "B."),
+        ("user", "C."),
+        ("system", "D."),
+        ("assistant", "E."),
+        ("system", "F."),
+    ]
+    messages = [{"role": role, "content": content} for role, content in said]
+    assert MessageForm().apply(messages) == messages
+    assert [tuple(message.values()) for message in MessageForm(one_system=True).apply(messages)] == [
+        ("system", "A.\n\nB."), ("user", "C."), ("user", "D."), ("assistant", "E."), ("user", "F.")
+    ]  # fmt: skip
+
+
+REMINDED = [Message("system", "A."), Message("user", "B."), Message("system", "Reminder one.")]
+"""Claude Code's reminders are system messages behind the user's, and behind results of tools."""
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "gpt-oss"])
+def test_a_reminder_is_neither_refused_nor_left_out(name: str) -> None:
+    family = renderer(BY_NAME[name])
+    assert "Reminder one." in family.decode(family.render(REMINDED, ()).whole())
+
+
+def test_a_turn_is_continued_with_a_reminder() -> None:
+    family = renderer(BY_NAME["qwen3.5"])
+    turn = family.write(Message("assistant", "C."))
+    assert turn is not None
+    prompt = family.render(REMINDED, ()).whole()
+    suffix = family.extend([*prompt, *turn], [Message("user", "D."), Message("system", "Reminder two.")], ())
+    assert suffix is not None
+    assert "Reminder two." in family.decode(suffix)
+
+
 @pytest.mark.parametrize(
     ("name", "form"),
     [
@@ -50,7 +86,8 @@ def test_forms() -> None:
         ("deepseek-v3", MessageForm(text_arguments=True)),
         ("mistral-v3", MessageForm(short_ids=True)),
         ("kimi-k2", MessageForm(named_ids=True)),
-        ("gpt-oss", MessageForm(thinking=True, either=True)),
+        ("qwen3.5", MessageForm(one_system=True)),
+        ("gpt-oss", MessageForm(thinking=True, either=True, one_system=True)),
         ("lfm2.5", MessageForm(thinking=True)),
     ],
 )
