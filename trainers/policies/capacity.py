@@ -101,6 +101,20 @@ def engine_need(config: RunConfig, facts: ModelFacts) -> CapacityNeed:
     )
 
 
+def main_memory_need(config: RunConfig, facts: ModelFacts) -> CapacityNeed:
+    """Main memory of a run: while it trains, or while it starts, if that is more. At the start every process
+    of the trainer loads the whole model in float32, before it keeps its shard.
+    """
+    models, copied = references_need(config, facts)
+    trainer = {**trainer_need(config, facts).parts, **models.parts} if config.trainer.device == "cpu" else {}
+    engines = engine_need(config, facts).parts if config.engine.device == "cpu" else {}
+    copies = {**copies_need(config, facts).parts, **copied.parts}
+    trains = CapacityNeed({**trainer, **copies, **engines})
+    loading = config.trainer.processes * _F32 * facts.parameters
+    starts = CapacityNeed({"loading in each process": loading, **engines})
+    return max(trains, starts, key=lambda need: need.total)
+
+
 def disk_need(config: RunConfig, facts: ModelFacts) -> CapacityNeed:
     """Disk of the newest versions and of the checkpoint, while the next one is written."""
     publish = config.trainer.publish
@@ -119,17 +133,9 @@ def check_capacity(config: RunConfig, root: Path) -> None:
         facts = facts_of(Path(config.policy.path))
     except PolicyError:
         return  # weights in another format, whose size is not known
-    trainer, copies, engines = (need(config, facts) for need in (trainer_need, copies_need, engine_need))
-    models, copied = references_need(config, facts)
-    trainer = CapacityNeed({**trainer.parts, **models.parts})
-    main = CapacityNeed(
-        {
-            **(trainer.parts if config.trainer.device == "cpu" else {}),
-            **copies.parts,
-            **copied.parts,
-            **(engines.parts if config.engine.device == "cpu" else {}),
-        }
-    )
+    main, engines = main_memory_need(config, facts), engine_need(config, facts)
+    models, _ = references_need(config, facts)
+    trainer = CapacityNeed({**trainer_need(config, facts).parts, **models.parts})
     memory = psutil.virtual_memory().total
     if main.total > memory:
         raise ConfigError(

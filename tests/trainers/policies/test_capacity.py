@@ -9,7 +9,14 @@ from harnessgym.config import validate
 from harnessgym.errors import ConfigError
 from harnessgym.run_config.run import RunConfig
 from trainers.policies import capacity
-from trainers.policies.capacity import check_capacity, disk_need, engine_need, references_need, trainer_need
+from trainers.policies.capacity import (
+    check_capacity,
+    disk_need,
+    engine_need,
+    main_memory_need,
+    references_need,
+    trainer_need,
+)
 from trainers.policies.model_folder import facts_of
 
 SHIPPED = Path("environments/lookup/policy")
@@ -78,6 +85,15 @@ def test_versions_and_checkpoints_are_on_disk():
 def test_a_chain_of_deltas_stands_on_one_full_version():
     config = config_of(publish={"kind": "delta"})
     assert disk_need(config, facts(1_000)).parts["versions"] == 4_000
+
+
+def test_a_trainer_on_gpus_needs_main_memory_for_copies_or_to_load():
+    """A copy of weights and optimizer for the checkpoint; to begin with a whole model in each process."""
+    none = {"workers": 0, "outside": [{"kind": "vllm", "url": "http://127.0.0.1:8000"}]}
+    for processes, need in ((1, 12_000), (3, 12_000), (8, 32_000)):
+        config = config_of(none, device="cuda", processes=processes)
+        assert main_memory_need(config, facts(1_000)).total == need
+    assert main_memory_need(config_of(none), facts(1_000)).total == 16_000 + 12_000
 
 
 def test_what_fits_is_accepted(tmp_path):
