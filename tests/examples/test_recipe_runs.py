@@ -89,28 +89,27 @@ def folder(tmp_path_factory):
     def make(model):
         if model not in made:
             path = tmp_path_factory.mktemp("models") / model.family
-            made[model] = tiny_folder(path, model.family, model.template)
+            made[model] = tiny_folder(path, model.family, model.template, served=model.vllm)
         return made[model]
 
     return make
 
 
-def skip_without(config, model):
-    """Skips a recipe whose agent or engine is not there, unless it is required."""
-    (harness,) = config.harnesses
-    made = load("harness", harness.type)
-    agent = made(made.settings(**harness.settings))
-    if "agents" not in REQUIRED and not installed(agent.install(), Path(made.settings().folder)):
-        pytest.skip(f"{harness.type} is not installed: harnessgym install {harness.type}")
-    if model.vllm and "vllm" not in REQUIRED:
-        pytest.skip("starts a vLLM of its own, which takes a minute: HARNESSGYM_REQUIRE=vllm runs it")
+def skip_without_agent(name):
+    """Skips a test whose agent is not installed, unless agents are required."""
+    made = load("harness", name)
+    settings = made.settings()
+    if "agents" not in REQUIRED and not installed(made(settings).install(), Path(settings.folder)):
+        pytest.skip(f"{name} is not installed: harnessgym install {name}")
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_recipe_makes_a_step(name, folder, tmp_path):
     path, model = RECIPES / f"{name}.toml", MODELS[name]
     config = load_config(RunConfig, path)
-    skip_without(config, model)
+    skip_without_agent(config.harnesses[0].type)
+    if model.vllm and "vllm" not in REQUIRED:
+        pytest.skip("starts a vLLM of its own, which takes a minute: HARNESSGYM_REQUIRE=vllm runs it")
     weights = folder(model)
     length = config.engine.max_length
     serving = vllm_cpu.serving(tmp_path / "vllm.log", weights, length) if model.vllm else nullcontext()
@@ -126,7 +125,7 @@ def train(path, folder, changed):
     """Run a recipe with these changes to its end."""
     words = [word for key, value in changed.items() for word in (f"--{key}", written(value))]
     argv = [sys.executable, "-m", "harnessgym", "train", str(path), "--folder", str(folder), *words]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "done: 1/1 steps" in done.stdout
 
