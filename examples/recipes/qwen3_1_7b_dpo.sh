@@ -2,8 +2,7 @@
 # Qwen3-1.7B learns to prefer its own better attempts at repairing Python packages to its worse ones: DPO on recorded tokens, one GPU
 # of 80 GB.
 #
-# Memory   vLLM first; then, once it is stopped, TRL: 34.4 GB for weights, gradients, optimizer and the reference model, and about 20 GB
-#          for the logits of a pair of 8,192 tokens and their gradient
+# Memory   vLLM first; then, once it is stopped, TRL: 34.4 GB for weights, gradients, optimizer and the reference model
 # Fetch    pip install 'harnessgym-rl[all,models,trl]' vllm
 #          harnessgym install mini_swe_agent
 #          hf download Qwen/Qwen3-1.7B --local-dir models/Qwen3-1.7B

@@ -2,7 +2,7 @@
 # Qwen3-1.7B learns from a teacher by rejection sampling: any model that litellm reaches plays mini-swe-agent on tasks, the attempts
 # that the graders reward are kept, and TRL fine-tunes on them. One GPU of 80 GB, and none while the teacher plays.
 #
-# Memory   TRL: 27.5 GB for weights, gradients and optimizer, and about 20 GB for the logits of 16,384 tokens and their gradient
+# Memory   TRL: 27.5 GB for weights, gradients and optimizer
 # Fetch    pip install 'harnessgym-rl[all,models,trl]'
 #          python -m venv collector      # litellm needs older versions of its neighbours than TRL
 #          collector/bin/pip install 'harnessgym-rl[all,litellm]'

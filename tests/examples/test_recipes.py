@@ -32,6 +32,11 @@ MODELS = {
         "num_key_value_heads": 8, "tie_word_embeddings": True,
     }, 4.02e9),
     # config.json of the model on the hub
+    "Qwen3-1.7B": ("qwen3", _QWEN3 | {
+        "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "tie_word_embeddings": True,
+    }, 1.72e9),
+    # config.json of the model on the hub
     "Qwen3-30B-A3B": ("qwen3_moe", _QWEN3 | {
         "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48, "num_attention_heads": 32,
         "num_key_value_heads": 4, "tie_word_embeddings": False,
@@ -138,10 +143,22 @@ def test_a_recipe_is_a_run_file_whose_engines_are_those_of_its_head(name):
     assert ("lora" in head.partition("Engine")[0]) == config.trainer.lora.on
 
 
-def test_the_readme_has_a_row_for_each_recipe():
+@pytest.mark.parametrize(("name", "each"), [("qwen3_1_7b_dpo", 20), ("qwen3_1_7b_from_teacher", 16)])
+def test_what_trl_needs_for_each_weight(name, each, facts):
+    """Float32 weights, gradients and two moments, and DPO's reference model beside them."""
+    need = each * facts["Qwen3-1.7B"].parameters
+    assert f"TRL: {need / 1e9:.1f} GB for weights, gradients" in head_of(RECIPES / f"{name}.sh").replace(
+        "\n", " "
+    )
+    assert need < 0.5 * GPU
+
+
+@pytest.mark.parametrize(
+    "path", sorted({*RECIPES.glob("*.toml"), *RECIPES.glob("*.sh")}), ids=lambda path: path.name
+)
+def test_the_readme_has_the_figures_of_each_recipe(path):
     page = (RECIPES / "README.md").read_text()
-    for path in RECIPES.iterdir():
-        if path.suffix in (".toml", ".sh"):
-            (row,) = [line for line in page.splitlines() if line.startswith(f"| [{path.name}]")]
-            for figure in re.findall(r"at least ([\d.]+) GB", head_of(path)):
-                assert f"{figure} GB" in row, (path.name, figure)
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| [{path.name}]({path.name}) |")]
+    figures = re.findall(r"(?:at least|TRL:) ([\d.]+) GB", head_of(path))
+    assert figures
+    assert all(f"{figure} GB" in row for figure in figures)
