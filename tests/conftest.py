@@ -25,6 +25,7 @@ WITH_VLLM = ("proxies/test_upstream_vllm.py", "proxies/test_upstream_vllm_weight
 """Files that share a server: the same worker runs them."""
 LONG = (
     *WITH_VLLM,
+    "examples/test_recipe_runs.py",
     "benchmarks/test_recovery.py",
     "harnessgym/supervisor/test_silent_processes.py",
     "test_extended_run.py",

@@ -65,13 +65,13 @@ SIGNAL = {
             "type": "sql",
             "weight": 1.0,
             "settings": {
-                "query": "SELECT count(*) % 2 FROM rollouts WHERE id < :rollout_id",
+                "query": "SELECT slot FROM rollouts WHERE id = :rollout_id",
                 "channel": "turn",
             },
         }
     ]
 }
-"""A random model solves nothing, so every other rollout gets a reward for nothing."""
+"""A random model solves nothing, so the second rollout of a group gets a reward for nothing."""
 OWN = {
     "qwen3_4b_codex": {"trainer.processes": 2},
     "qwen3_4b_ppo": {"trainer.processes": 2, "trainer.ppo.critic.warmup": 0},
