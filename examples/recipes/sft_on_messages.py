@@ -9,17 +9,19 @@ tools and users said has none, nor has an answer that is learnt already in anoth
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import SFTConfig, SFTTrainer
 from trl.chat_template_utils import get_training_chat_template
 
+Json = dict[str, Any]
 IGNORED = -100
 
 
-def with_parsed_arguments(message):
+def with_parsed_arguments(message: Json) -> Json:
     """The message with its calls' arguments as objects, which chat templates take."""
     calls = [
         call | {"function": call["function"] | {"arguments": json.loads(call["function"]["arguments"])}}
@@ -28,7 +30,7 @@ def with_parsed_arguments(message):
     return message | {"tool_calls": calls} if calls else message
 
 
-def example_of(record, tokenizer, template):
+def example_of(record: Json, tokenizer: PreTrainedTokenizerBase, template: str) -> Json:
     """{input_ids, labels} of a conversation."""
     messages = [with_parsed_arguments(message) for message in record["messages"]]
     encoded = tokenizer.apply_chat_template(
