@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from harnessgym.errors import UpstreamError
 from harnessgym.message import Sampling
+from harnessgym.routed_experts import RoutedExperts
 from proxies.continuation import Prompt
 from proxies.dialect import Answer, Delta, ModelRequest, Problem, ReasoningDelta, Stamp, TextDelta
 from proxies.language import PolicyLanguage
@@ -34,6 +35,8 @@ class SampledTokens:
     """Whether an outside model answered: there are no logprobs and no versions."""
     body: bytes | None = None
     """The outside model's response body."""
+    routed_experts: RoutedExperts | None = None
+    """Which experts computed the call's tokens. The last worker computes those of all workers before it."""
 
     def accept_text(self, answer: TextAnswer, language: PolicyLanguage) -> None:
         """Set the answer of an outside model. Raises `UpstreamError` if it cannot be expressed in the
@@ -62,17 +65,26 @@ class SampledTokens:
         self.versions.extend(chunk.versions)
 
     def end(self, chunk: TokenChunk, prompt_len: int, completion_len: int) -> None:
-        """Finish the answer. Raises `UpstreamError` if the engine's token counts differ from ours."""
+        """Finish the answer. Raises `UpstreamError` if the engine's token counts differ from ours, or if it
+        reports experts of tokens that there are not.
+        """
         # A lost or duplicated stream event would shift logprobs against tokens without any other sign.
         if (chunk.prompt_tokens, chunk.completion_tokens) != (prompt_len, completion_len):
             raise UpstreamError(
                 f"Worker {self.worker} counted {chunk.prompt_tokens} prompt and {chunk.completion_tokens} "
                 f"completion tokens; it was given {prompt_len} and gave {completion_len}."
             )
+        routed = chunk.routed_experts
+        if routed is not None and routed.end > prompt_len + completion_len:
+            raise UpstreamError(
+                f"Worker {self.worker} reported the experts of {routed.end} tokens; it had {prompt_len} + "
+                f"{completion_len}."
+            )
         assert chunk.finish_reason is not None
         self.finish_reason = chunk.finish_reason
         self.stop_token = chunk.stop_token
         self.cached_tokens = chunk.cached_tokens
+        self.routed_experts = routed
 
 
 @dataclass

@@ -124,6 +124,7 @@ class CallRunner:
             timings=_timings(sampled, started) | call.silence.timings(),
             status=status,
             body=None if sampled.body is None else split_body(sampled.body),
+            routed_experts=session.new_experts(call),
         )
         # Commit first, then change the session, then settle. A client can act on an answer only once it is
         # settled, so nothing it does can refer to a call that a crash would lose.

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harnessgym.message import Message, Sampling, chain_digests
+from harnessgym.routed_experts import RoutedExperts
 from harnessgym.run_config.session import SessionOptions
 from harnessgym.store import agents, bodies, calls, events, sessions
 from harnessgym.store.agents import AgentRow
@@ -75,6 +76,9 @@ class Session:
     """Calls that a later prompt contains."""
     workers: dict[str, str] = field(default_factory=dict)
     """Completion segment to the worker that sampled it and has its prefix cached."""
+    expert_ends: dict[str, int] = field(default_factory=dict)
+    """Completion segment to the number of tokens up to its end whose routed experts are stored. Not restored:
+    after a restart a call stores those of its whole prompt again."""
     completions: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     """Call id to the segment that it sampled and the policy that sampled it."""
     tokens: int = 0
@@ -267,6 +271,18 @@ class Session:
         self.recent.add(call)
         self.next_ordinal = max(self.next_ordinal, call.ordinal + 1)
 
+    def new_experts(self, call: Call) -> RoutedExperts | None:
+        """The routed experts that a call adds to those of the calls it continues; None if there are none."""
+        reported = call.sampled.routed_experts
+        if reported is None:
+            return None
+        added = reported.beginning_at(self._expert_end(call))
+        return added if len(added.experts) else None
+
+    def _expert_end(self, call: Call) -> int:
+        parent = call.prompt.parent
+        return 0 if parent is None else self.expert_ends.get(parent.segment_id, 0)
+
     def record(self, call: Call, segment: Segment, answer: Message, answer_digest: str) -> None:
         """Add a committed call: later requests can continue it."""
         policy_context = self.policy_context(call.policy_id)
@@ -277,6 +293,10 @@ class Session:
         policy_context.conversations.answer(call.id, answer, call.sampled.finish_reason)
         policy_context.seen_prefixes.add(answer_digest)
         self.workers[segment.id] = call.sampled.worker
+        reported = call.sampled.routed_experts
+        known = max(self._expert_end(call), 0 if reported is None else reported.end)
+        if known:
+            self.expert_ends[segment.id] = known
         self.completions[call.id] = segment.id, call.policy_id
         self.tokens += len(segment.ids)
 

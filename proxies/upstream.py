@@ -13,6 +13,7 @@ from typing import Literal, Protocol, runtime_checkable
 from harnessgym.engine_timeouts import EngineTimeouts
 from harnessgym.errors import UpstreamError
 from harnessgym.message import Message, Sampling
+from harnessgym.routed_experts import RoutedExperts
 from harnessgym.tokens import FloatArray, TokenIds
 from proxies.dialect import ModelRequest, Problem
 from proxies.language import PolicyLanguage
@@ -36,6 +37,9 @@ class TokenChunk:
     completion_tokens: int | None = None
     """The engine's own count, on the last chunk."""
     cached_tokens: int = 0
+    routed_experts: RoutedExperts | None = None
+    """Which experts computed the prompt and the answer, on the last chunk, if the engine says so. `start`
+    counts from the beginning of the prompt."""
 
 
 class Upstream(Protocol):

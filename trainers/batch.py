@@ -150,10 +150,12 @@ class GroupPart:
         )
 
 
-def load_group(store: TraceStore, group: GroupRow) -> LoadedGroup:
-    """Read a complete group's rows."""
+def load_group(store: TraceStore, group: GroupRow, *, with_experts: bool = False) -> LoadedGroup:
+    """Read a complete group's rows, with their routed experts if `with_experts`."""
     trajectories = [
-        store.read(partial(rows_of, rollout_id=member.rollout_id, group_id=group.id))
+        store.read(
+            partial(rows_of, rollout_id=member.rollout_id, group_id=group.id, with_experts=with_experts)
+        )
         for member in group.members
     ]
     return loaded(group, trajectories)

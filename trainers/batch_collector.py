@@ -155,7 +155,7 @@ class BatchCollector:
         for group_id in replay(trained, reuse, options.max_staleness):
             if not places:
                 return
-            group = load_group(self.store, self.store.read(partial(rollouts.group, group_id=group_id)))
+            group = self._read(group_id)
             if group.staleness(version, chain) <= options.max_staleness and self.has_signal(group):
                 places -= 1
                 yield group
@@ -186,9 +186,12 @@ class BatchCollector:
 
     def _load(self, item: BacklogGroup) -> LoadedGroup:
         if item.id not in self._loaded:
-            group = self.store.read(partial(rollouts.group, group_id=item.id))
-            self._loaded[item.id] = load_group(self.store, group)
+            self._loaded[item.id] = self._read(item.id)
         return self._loaded[item.id]
+
+    def _read(self, group_id: str) -> LoadedGroup:
+        group = self.store.read(partial(rollouts.group, group_id=group_id))
+        return load_group(self.store, group, with_experts=self.options.routing_replay == "auto")
 
     def _give_up(self, choice: Choice, version: int) -> None:
         for group_id in choice.drop:
@@ -365,8 +368,10 @@ class SharedBatchCollector:
     def _load(self, group_id: str) -> Read:
         if group_id not in self._read:
             group = self.store.read(partial(rollouts.group, group_id=group_id))
+            with_experts = self.options.routing_replay == "auto"
             reads = (
-                partial(rows_of, rollout_id=member.rollout_id, group_id=group_id) for member in group.members
+                partial(rows_of, rollout_id=member.rollout_id, group_id=group_id, with_experts=with_experts)
+                for member in group.members
             )
             self._read[group_id] = group, tuple(self.store.read(read) for read in reads)
         return self._read[group_id]

@@ -9,7 +9,7 @@ large for one is first scored without gradient, which gives the first part, and 
 This costs one more forward pass and gives the same gradient.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -24,9 +24,9 @@ from trainers.corrections.loglinear import loglinear
 from trainers.losses.distillation import FullComparison, TopComparison
 from trainers.losses.kl import ESTIMATORS
 from trainers.losses.tokens import TimeArray, Tokens
-from trainers.packing import micro_batches
+from trainers.packing import Routing, micro_batches, sharing_keys
 from trainers.policy import Policy
-from trainers.scoring import SHORT_PASS, PassSize, TopTokens
+from trainers.scoring import SHORT_PASS, PassSize, TopTokens, routing_of
 from trainers.update_settings import UpdateSettings
 from trainers.world import World
 
@@ -86,13 +86,14 @@ class Forward:
         """
         ids, masks = [item.row.ids for item in items], [item.row.mask for item in items]
         tops = [item.teacher for item in items if item.teacher is not None]
-        return self._scores(ids, masks, tops, gradient=gradient)
+        routing = routing_of([item.row for item in items])
+        return self._scores(ids, masks, tops, routing, gradient=gradient)
 
     def without_rows(self, *, gradient: bool) -> None:
         """Take part in a pass of the other processes and add a gradient of zero, or none."""
         compared = self.settings.distillation.most_likely if self.settings.distillation else 0
         tops = [TopTokens(np.zeros((2, compared), np.int32), np.zeros((2, compared), np.float32))]
-        zero = self._scores(*SHORT_PASS, tops, gradient=gradient).sum() * 0.0
+        zero = self._scores(*SHORT_PASS, tops, None, gradient=gradient).sum() * 0.0
         if gradient:
             zero.backward()  # type: ignore[no-untyped-call]
 
@@ -101,17 +102,18 @@ class Forward:
         ids: Sequence[IdArray],
         masks: Sequence[IdArray],
         tops: Sequence[TopTokens],
+        routing: Routing,
         *,
         gradient: bool,
     ) -> Tensor:
         temperature, distillation = self.settings.temperature, self.settings.distillation
         with torch.set_grad_enabled(gradient):
             if distillation is None or not distillation.in_loss:
-                return self.policy.logprobs(ids, masks, temperature)
+                return self.policy.logprobs(ids, masks, temperature, routing)
             comparison = (
                 TopComparison(tops) if self.teacher is None else FullComparison(self.teacher, temperature)
             )
-            return self.policy.compared(ids, masks, temperature, comparison)
+            return self.policy.compared(ids, masks, temperature, comparison, routing)
 
 
 def backward_all(forward: Forward, items: Sequence[Item], world: World) -> list[TokenStats]:
@@ -168,14 +170,17 @@ def _plans(items: Sequence[Item], settings: UpdateSettings, size: PassSize, worl
         units = [list(own) for _, own in groupby(ordered, key=lambda item: item.row.rollout_id)]
     else:
         units = [[item] for item in items]
+    rows = [item.row for item in items]
+    keys = sharing_keys([row.ids for row in rows], routing_of(rows))
+    key_of = dict(zip(map(id, items), keys, strict=True))
     plans = []
     for part in world.parts([sum(len(item.row.ids) for item in unit) for unit in units]):
         own = [units[index] for index in part]
-        batches = micro_batches([[item.row.ids for item in unit] for unit in own], limit, size)
+        batches = micro_batches([[key_of[id(item)] for item in unit] for unit in own], limit, size)
         plans.append(
             _Plan(
                 [
-                    _group([item for index in indices for item in own[index]], limit, size)
+                    _group([item for index in indices for item in own[index]], key_of, limit, size)
                     for indices in batches
                 ]
             )
@@ -183,12 +188,13 @@ def _plans(items: Sequence[Item], settings: UpdateSettings, size: PassSize, worl
     return plans
 
 
-def _group(items: list[Item], limit: int, size: PassSize) -> _Group:
-    ids = [item.row.ids for item in items]
-    if size(ids) <= limit:
+def _group(items: list[Item], key_of: Mapping[int, IdArray], limit: int, size: PassSize) -> _Group:
+    """`key_of` has each item's key (`packing.sharing_keys`) by the item's identity."""
+    keys = [key_of[id(item)] for item in items]
+    if size(keys) <= limit:
         return _Group([items])
     return _Group(
-        [[items[index] for index in batch] for batch in micro_batches([[row] for row in ids], limit, size)]
+        [[items[index] for index in batch] for batch in micro_batches([[key] for key in keys], limit, size)]
     )
 
 

@@ -14,9 +14,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from harnessgym.routed_experts import RowExperts
 from harnessgym.tokens import IdArray
 
 Index = npt.NDArray[np.int64]
+Routing = Sequence[RowExperts | None] | None
+"""The recorded experts of each of some rows; None if no row has any."""
 _WORTH = 8
 """A shared prefix with fewer tokens than this is computed again for each row."""
 _WASTE = 1.25
@@ -79,10 +82,16 @@ class _Part:
         return self.fresh * (self.shared + self.fresh)
 
 
-def pack(rows: Sequence[IdArray], device: torch.device | None = None) -> Packed:
-    """Pack rows, int [T] each and none empty, into one sequence. Deterministic."""
-    ordered = sorted(range(len(rows)), key=lambda number: _key(rows[number]))
-    parts = _parts(rows, ordered)
+def pack(
+    rows: Sequence[IdArray], device: torch.device | None = None, keys: Sequence[IdArray] | None = None
+) -> Packed:
+    """Pack rows, int [T] each and none empty, into one sequence. Deterministic.
+
+    Rows share what their `keys` (`sharing_keys`) have in common: their tokens, if there are none.
+    """
+    keys = rows if keys is None else keys
+    ordered = sorted(range(len(rows)), key=lambda number: _key(keys[number]))
+    parts = _parts(keys, ordered)
     groups = _groups(part for part in parts if part.fresh)
     starts = dict[int, int]()
     count = 0
@@ -97,6 +106,24 @@ def pack(rows: Sequence[IdArray], device: torch.device | None = None) -> Packed:
         positions[own] = np.arange(part.shared, part.shared + part.fresh)
     spans = tuple(_span(group, paths, device) for group in groups)
     return Packed(_tensor(ids, device), _tensor(positions, device), spans, paths)
+
+
+def sharing_keys(rows: Sequence[IdArray], routing: Routing) -> Sequence[IdArray]:
+    """What stands for each row, int32 [T], where it is decided which prefixes are shared.
+
+    Keys are equal exactly where tokens and their recorded experts are. Two rows whose engines chose other
+    experts for a common prefix have other hidden states there, so it is computed for each. Without routing
+    the keys are the rows themselves.
+    """
+    if routing is None:
+        return rows
+    numbers: dict[tuple[int, bytes], int] = {}
+    out = []
+    for row, routed in zip(rows, routing, strict=True):
+        experts = [b""] * len(row) if routed is None else _experts_of_tokens(routed)
+        pairs = zip(row.tolist(), experts, strict=True)
+        out.append(np.array([numbers.setdefault(pair, len(numbers)) for pair in pairs], np.int32))
+    return out
 
 
 def shared_beginning(a: IdArray, b: IdArray) -> int:
@@ -133,6 +160,15 @@ def micro_batches(
             batches.append([index])
             rows = list(units[index])
     return batches
+
+
+def _experts_of_tokens(routed: RowExperts) -> list[bytes]:
+    """Each token's experts as bytes; none where they are not recorded."""
+    flat = np.ascontiguousarray(routed.experts).reshape(len(routed.experts), -1)
+    return [
+        experts.tobytes() if recorded else b""
+        for experts, recorded in zip(flat, routed.recorded, strict=True)
+    ]
 
 
 def _key(row: IdArray) -> bytes:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harnessgym.tokens import IdArray
+from trainers.packing import Routing
 
 if TYPE_CHECKING:
     from trainers.lora import Lora
@@ -65,14 +66,21 @@ class Policy(nn.Module, ABC):
 
     @abstractmethod
     def pass_size(self, rows: Sequence[IdArray]) -> int:
-        """Tokens that a pass over these rows computes: shared prefixes may count once, padding counts."""
+        """Tokens that a pass over these rows computes: shared prefixes may count once, padding counts.
+
+        Rows whose experts are replayed are given by their `packing.sharing_keys`.
+        """
 
     @abstractmethod
-    def hidden(self, rows: Sequence[IdArray], masks: Sequence[IdArray]) -> tuple[Tensor, Tensor]:
+    def hidden(
+        self, rows: Sequence[IdArray], masks: Sequence[IdArray], routing: Routing = None
+    ) -> tuple[Tensor, Tensor]:
         """For the tokens with mask 1, row after row: the last hidden state before each, [M, hidden], as
         `logits` takes it, and the token's id, int64 [M].
 
         A row is int [T] and not empty, a mask [T]. A row's first token has no state before it: its mask is 0.
+        `routing` has each row's recorded experts, which are used in place of those that the policy would
+        choose. Raises `PolicyError` if the policy has no such experts.
         """
 
     @abstractmethod
@@ -121,9 +129,15 @@ class Policy(nn.Module, ABC):
         for name, tensor in self.state_dict().items():
             tensor.copy_(own[name])
 
-    def logprobs(self, rows: Sequence[IdArray], masks: Sequence[IdArray], temperature: float = 1.0) -> Tensor:
+    def logprobs(
+        self,
+        rows: Sequence[IdArray],
+        masks: Sequence[IdArray],
+        temperature: float = 1.0,
+        routing: Routing = None,
+    ) -> Tensor:
         """Logprobs at `temperature` of the tokens with mask 1, row after row, [M]: float32, or float64 if the
-        policy is. Rows and masks are those of `hidden`.
+        policy is. Rows, masks and routing are those of `hidden`.
 
         Logits are computed for these tokens only. If they would take much memory they are not kept, and the
         backward pass computes them again.
@@ -132,7 +146,7 @@ class Policy(nn.Module, ABC):
         def compute(hidden_ME: Tensor, targets_M: Tensor) -> Tensor:
             return chosen_logprobs(self._scores(hidden_ME, temperature), targets_M)
 
-        return self._in_parts(compute, *self.hidden(rows, masks))
+        return self._in_parts(compute, *self.hidden(rows, masks, routing))
 
     def likeliest(
         self,
@@ -141,9 +155,11 @@ class Policy(nn.Module, ABC):
         temperature: float,
         count: int,
         vocabulary: int,
+        routing: Routing = None,
     ) -> Tensor:
         """For the tokens with mask 1 the `count` likeliest tokens in their place, then the logprobs of these,
-        float64 [M, 2 * count]. Rows and masks are those of `hidden`. Ids from `vocabulary` on do not count.
+        float64 [M, 2 * count]. Rows, masks and routing are those of `hidden`. Ids from `vocabulary` on do not
+        count.
         """
 
         def compute(hidden_ME: Tensor, _: Tensor) -> Tensor:
@@ -152,7 +168,7 @@ class Policy(nn.Module, ABC):
             logprobs_MK = top.values - scores_MV.logsumexp(-1, keepdim=True)
             return torch.cat((top.indices.double(), logprobs_MK.double()), dim=-1)
 
-        return self._in_parts(compute, *self.hidden(rows, masks))
+        return self._in_parts(compute, *self.hidden(rows, masks, routing))
 
     def compared(
         self,
@@ -160,6 +176,7 @@ class Policy(nn.Module, ABC):
         masks: Sequence[IdArray],
         temperature: float,
         comparison: "PolicyComparison",
+        routing: Routing = None,
     ) -> Tensor:
         """`logprobs`, and beside each the divergence from another policy, [M, 2]."""
 
@@ -169,7 +186,7 @@ class Policy(nn.Module, ABC):
             return torch.stack((chosen_logprobs(scores_MV, targets_M), divergence_M), dim=1)
 
         known = [each.to(self.device) for each in comparison.tensors(rows, masks)]
-        return self._in_parts(compute, *self.hidden(rows, masks), *known)
+        return self._in_parts(compute, *self.hidden(rows, masks, routing), *known)
 
     def autocast(self) -> AbstractContextManager[object]:
         """The context in which matrix products have the precision `products`."""

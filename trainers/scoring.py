@@ -12,16 +12,16 @@ import torch
 
 from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
-from trainers.packing import micro_batches
+from trainers.packing import Routing, micro_batches, sharing_keys
 from trainers.policy import Policy
 from trainers.update_settings import UpdateSettings
 from trainers.world import World
 
 PassSize = Callable[[Sequence[IdArray]], int]
 """See `Policy.pass_size`."""
-Compute = Callable[[Sequence[IdArray], Sequence[IdArray]], npt.NDArray[np.generic]]
-"""Takes the ids and masks of some rows, and returns a value for each token with mask 1, row after row, [N] or
-[N, K]."""
+Compute = Callable[[Sequence[IdArray], Sequence[IdArray], Routing], npt.NDArray[np.generic]]
+"""Takes the ids, masks and recorded experts of some rows, and returns a value for each token with mask 1, row
+after row, [N] or [N, K]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,14 @@ def score_all(
     policy: Policy, rows: Sequence[Row], temperature: float, max_tokens: int, world: World
 ) -> list[FloatArray]:
     """Logprobs of the trained tokens of each row under the policy's weights, float32 [T], 0 elsewhere, in
-    every process.
+    every process. Experts that rows have are replayed.
     """
 
     @torch.no_grad()
-    def compute(ids: Sequence[IdArray], masks: Sequence[IdArray]) -> npt.NDArray[np.generic]:
-        return policy.logprobs(ids, masks, temperature).cpu().numpy()
+    def compute(
+        ids: Sequence[IdArray], masks: Sequence[IdArray], routing: Routing
+    ) -> npt.NDArray[np.generic]:
+        return policy.logprobs(ids, masks, temperature, routing).cpu().numpy()
 
     return per_token(rows, compute, max_tokens, policy.pass_size, world)
 
@@ -57,14 +59,16 @@ def top_all(
     world: World,
 ) -> list[TopTokens]:
     """The likeliest tokens at each trained position of each row, in every process; `of` is how many, and of
-    how many of the first ids.
+    how many of the first ids. Experts that rows have are replayed.
     """
     count, vocabulary = of
 
     @torch.no_grad()
-    def compute(ids: Sequence[IdArray], masks: Sequence[IdArray]) -> npt.NDArray[np.generic]:
+    def compute(
+        ids: Sequence[IdArray], masks: Sequence[IdArray], routing: Routing
+    ) -> npt.NDArray[np.generic]:
         # Ids in float64 are exact, and one array crosses between processes.
-        return policy.likeliest(ids, masks, temperature, count, vocabulary).cpu().numpy()
+        return policy.likeliest(ids, masks, temperature, count, vocabulary, routing).cpu().numpy()
 
     found = per_token(rows, compute, max_tokens, policy.pass_size, world, (2 * count,))
     return [TopTokens(each[:, :count].astype(np.int32), each[:, count:].astype(np.float32)) for each in found]
@@ -81,15 +85,17 @@ def per_token(
     """A value, or a row of `columns` values, for each trained token of each row, in every process: [T] or
     [T, K] per row, 0 elsewhere.
     """
+    keys = sharing_keys([row.ids for row in rows], routing_of(rows))
     trained = [index for index, row in enumerate(rows) if row.mask.any()]
     parts = [[trained[place] for place in part] for part in world.parts([len(rows[i].ids) for i in trained])]
-    plans = [micro_batches([[rows[index].ids] for index in part], max_tokens, size) for part in parts]
+    plans = [micro_batches([[keys[index]] for index in part], max_tokens, size) for part in parts]
     mine = parts[world.rank]
     own = dict[int, npt.NDArray[Any]]()
     for batch in plans[world.rank]:
         indices = [mine[place] for place in batch]
         masks = [rows[index].mask for index in indices]
-        values = compute([rows[index].ids for index in indices], masks)
+        routing = routing_of([rows[index] for index in indices])
+        values = compute([rows[index].ids for index in indices], masks, routing)
         ends = np.cumsum([np.count_nonzero(mask) for mask in masks])[:-1]
         for index, part in zip(indices, np.split(values, ends), strict=True):
             own[index] = np.zeros((len(rows[index].ids), *columns), values.dtype)
@@ -97,12 +103,18 @@ def per_token(
     # Every pass is a collective operation if the policy is sharded: a process with fewer of them takes part
     # in the others' with a pass of its own.
     for _ in range(max(map(len, plans)) - len(plans[world.rank])):
-        compute(*SHORT_PASS)
+        compute(*SHORT_PASS, None)
     found = {index: values for part in world.all_gather(own) for index, values in part.items()}
     empty = ((len(row.ids), *columns) for row in rows)
     return [
         found[index] if index in found else np.zeros(shape, np.float32) for index, shape in enumerate(empty)
     ]
+
+
+def routing_of(rows: Sequence[Row]) -> Routing:
+    """The recorded experts of some rows."""
+    routing = [row.experts for row in rows]
+    return None if all(each is None for each in routing) else routing
 
 
 SHORT_PASS = ([np.zeros(2, np.int32)], [np.array([0, 1], np.int32)])

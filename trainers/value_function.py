@@ -25,7 +25,7 @@ from trainers.checkpoint import staged
 from trainers.gradients import backpropagate
 from trainers.losses.normalisation import token_weights
 from trainers.optimizer import clip_and_step, make_optimizer
-from trainers.packing import micro_batches
+from trainers.packing import Routing, micro_batches
 from trainers.policy import Policy
 from trainers.ppo_settings import CriticSettings
 from trainers.scoring import SHORT_PASS, per_token
@@ -115,7 +115,7 @@ class ValueFunction:
         """V before each trained token, float32 [T] per row; 0 elsewhere."""
 
         @torch.no_grad()
-        def compute(ids: Sequence[IdArray], masks: Sequence[IdArray]) -> FloatArray:
+        def compute(ids: Sequence[IdArray], masks: Sequence[IdArray], _: Routing) -> FloatArray:
             values: FloatArray = self._values(ids, masks).cpu().numpy()
             return values
 

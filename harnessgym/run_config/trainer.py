@@ -145,6 +145,9 @@ class TrainerSection(Config):
     gradient_checkpointing: bool = False
     """Whether the backward pass computes each block's activations again instead of keeping them: less memory,
     about a third more time."""
+    routing_replay: Literal["auto", "off"] = "auto"
+    """auto: where an engine reported which experts computed a token, the passes of a mixture of experts use
+    them (routing replay, R3, arXiv 2510.11370). off: the policy always chooses its experts itself."""
     lora: LoraSection = LoraSection()
     """Adapters to train in place of the weights; off without a rank."""
     checkpoints: Literal["lazy", "blocking"] = "lazy"

@@ -19,7 +19,8 @@ from sqlalchemy import Connection, bindparam, insert, or_, select, update
 
 from harnessgym.errors import StoreError
 from harnessgym.outcome.engine_silence import CallSilence
-from harnessgym.store import bodies
+from harnessgym.routed_experts import RoutedExperts
+from harnessgym.store import bodies, expert_rows
 from harnessgym.store.bodies import SplitBody
 from harnessgym.store.owned_rows import parents_first
 from harnessgym.store.prepared import Prepared
@@ -113,6 +114,9 @@ class CallOutcome:
     status: CallStatus = "committed"
     body: SplitBody | None = None
     """The answer as the outside model sent it."""
+    routed_experts: RoutedExperts | None = None
+    """Which experts computed the call's tokens, if the engine says so. Those that the calls before it have
+    are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,8 @@ def finish(conn: Connection, outcome: CallOutcome) -> None:
     _insert_segment(conn, outcome.segment)
     if outcome.body is not None:
         bodies.add(conn, outcome.call_id, "answer", outcome.body)
+    if outcome.routed_experts is not None:
+        expert_rows.add(conn, outcome.call_id, outcome.routed_experts)
     absent = StoreError(
         f"The trace database has no intent of call {outcome.call_id}: its outcome was not stored."
     )

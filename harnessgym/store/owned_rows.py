@@ -18,6 +18,7 @@ from harnessgym.store.tables import (
     exclusions,
     rewards,
     rollouts,
+    routed_experts,
     segments,
     sessions,
     trained,
@@ -26,7 +27,8 @@ from harnessgym.store.tables import (
 Rollouts = Sequence[str] | Select[tuple[str]]
 """Ids of rollouts, or a query of ids."""
 OWNED: tuple[Table, ...] = (
-    sessions, agents, segments, calls, bodies, events, edges, rewards, exclusions, trained, advantages
+    sessions, agents, segments, calls, routed_experts, bodies, events, edges, rewards, exclusions, trained,
+    advantages,
 )  # fmt: skip
 """All tables with rows of rollouts, except `rollouts` itself and the texts that bodies share."""
 PARENTS = {
@@ -44,8 +46,8 @@ def owned(table: Table, ids: Rollouts) -> ColumnElement[bool]:
     """Return the condition that a row of one of these tables belongs to one of the rollouts."""
     if table is segments:
         return segments.c.session_id.in_(select(sessions.c.id).where(sessions.c.rollout_id.in_(ids)))
-    if table is bodies:
-        return bodies.c.call_id.in_(select(calls.c.id).where(calls.c.rollout_id.in_(ids)))
+    if table in (bodies, routed_experts):
+        return table.c.call_id.in_(select(calls.c.id).where(calls.c.rollout_id.in_(ids)))
     if table is advantages:
         return advantages.c.trained_id.in_(select(trained.c.id).where(trained.c.rollout_id.in_(ids)))
     return table.c.rollout_id.in_(ids)

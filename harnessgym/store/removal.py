@@ -33,7 +33,11 @@ from harnessgym.store.tables import bodies, groups, messages, metadata, rollouts
 
 TABLES: tuple[Table, ...] = (*reversed(OWNED), rollouts)
 """Tables in order of removal: referring rows first, so that calls go before the segments they consist of."""
-_WEIGHTS: dict[str, tuple[str, ...]] = {"segments": ("ids", "logprobs"), "bodies": ("remainder",)}
+_WEIGHTS: dict[str, tuple[str, ...]] = {
+    "segments": ("ids", "logprobs"),
+    "bodies": ("remainder",),
+    "routed_experts": ("experts",),
+}
 """Columns whose sizes are counted as the bytes removed."""
 TEXTS_AT_ONCE = 5_000
 """Maximum number of texts that are removed in one transaction."""

@@ -14,7 +14,7 @@ from harnessgym.store.tables import metadata
 
 Alone = Callable[[Connection], AbstractContextManager[None]]
 _SCRIPTS = Path(__file__).parent / "migrations"
-HEAD = "0012"
+HEAD = "0013"
 """Newest revision in `migrations/versions`. A constant, because Alembic is slow to import; a test compares it
 with Alembic's answer."""
 WRITING: Final = {"harnessgym_write": True}

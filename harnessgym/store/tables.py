@@ -242,6 +242,22 @@ calls = Table(
     UniqueConstraint("session_id", "ordinal"),
 )  # fmt: skip
 
+routed_experts = Table(
+    "routed_experts", metadata, _id(),
+    Column("call_id", String(24), ForeignKey("calls.id"), nullable=False),
+    Column("start", Integer, nullable=False),
+    Column("tokens", Integer, nullable=False),
+    Column("layers", Integer, nullable=False),
+    Column("top_k", Integer, nullable=False),
+    Column("width", Integer, nullable=False),
+    Column("experts", LargeBinary, nullable=False),
+    _created(),
+    UniqueConstraint("call_id"),
+)  # fmt: skip
+"""Which experts computed the tokens [start, start + tokens) of a call's context, its prompt and answer:
+`tokens` * `layers` * `top_k` numbers of `width` bytes, compressed (`harnessgym.routed_experts`).
+"""
+
 messages = Table(
     "messages", metadata, Column("hash", String, primary_key=True), Column("body", Text, nullable=False)
 )

@@ -121,6 +121,7 @@ _OWNERS = {
     "rollouts": "{0}.id",
     "segments": "(SELECT s.rollout_id FROM sessions s WHERE s.id = {0}.session_id)",
     "bodies": "(SELECT c.rollout_id FROM calls c WHERE c.id = {0}.call_id)",
+    "routed_experts": "(SELECT c.rollout_id FROM calls c WHERE c.id = {0}.call_id)",
 }
 """Other guarded tables, with the SQL for the rollout that a row belongs to. In `rollouts`, new rows and the
 update that thaws a rollout are allowed."""

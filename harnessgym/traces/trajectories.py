@@ -13,7 +13,8 @@ import numpy as np
 from sqlalchemy import Connection
 
 from harnessgym.errors import TraceError
-from harnessgym.store import rewards, rollout_tokens
+from harnessgym.routed_experts import RoutedExperts, RowExperts
+from harnessgym.store import expert_rows, rewards, rollout_tokens
 from harnessgym.store.rollout_tokens import CallTokens, SegmentTokens
 from harnessgym.tokens import (
     FloatArray,
@@ -60,6 +61,9 @@ class Row:
     turns: tuple[Turn, ...] = ()
     policy_id: str = ""
     """The policy that sampled the tokens with mask 1. Tokens of other policies are ordinary context."""
+    experts: RowExperts | None = None
+    """The experts that computed its tokens, as the engine reported them. None if it reported none, or if they
+    were not read."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.ids), len(self.mask), len(self.logprobs), len(self.versions)}
@@ -126,12 +130,13 @@ class Trajectory:
         return Trajectory(rows, exclusions, sampled, trained, self.incomplete, self.credit)
 
 
-def rows_of(conn: Connection, rollout_id: str, *, group_id: str) -> Trajectory:
+def rows_of(conn: Connection, rollout_id: str, *, group_id: str, with_experts: bool = False) -> Trajectory:
     """Return each branch of a rollout's forests as a row. Each sampled token is trained once or excluded.
 
     A row ends with the last token that it trains; a branch that would train nothing gives no row. Rows are in
-    order of the call that they end in, and a shared segment is trained in the first of its rows. Raises
-    `TraceError` if stored tokens contradict each other.
+    order of the call that they end in, and a shared segment is trained in the first of its rows.
+    `with_experts` also reads routed experts, which are much larger than tokens. Raises `TraceError` if stored
+    tokens contradict each other.
     """
     calls = rollout_tokens.calls_of(conn, rollout_id)
     nodes = rollout_tokens.segments_of(conn, rollout_id)
@@ -155,7 +160,10 @@ def rows_of(conn: Connection, rollout_id: str, *, group_id: str) -> Trajectory:
         else:
             exclusions.append(Exclusion(call.id, 0, len(node.ids), reason, call.policy_id))
     by_unit = rewards.by_unit(conn, rollout_id, ("rollout", "agent", "turn"))
-    rows = _Rows(rollout_id, group_id, nodes, owners, trained, by_unit["turn"], _call_order(calls)).build()
+    experts = expert_rows.of_rollout(conn, rollout_id) if with_experts else {}
+    rows = _Rows(
+        rollout_id, group_id, nodes, owners, trained, by_unit["turn"], _call_order(calls), experts
+    ).build()
     in_rows = sum(int(row.mask.sum()) for row in rows)
     credit = Credit(by_unit["rollout"].get(rollout_id, {}), by_unit["agent"])
     return Trajectory(tuple(rows), tuple(exclusions), sampled, in_rows, _incomplete(calls), credit)
@@ -176,6 +184,8 @@ class _Rows:
     """Rewards by call, then by channel."""
     places: Mapping[str, int]
     """`Turn.place` by call."""
+    experts: Mapping[str, RoutedExperts]
+    """What engines reported, by call."""
     _used: set[str] = field(default_factory=set)
 
     def build(self) -> list[Row]:
@@ -217,6 +227,7 @@ class _Rows:
         logprobs = np.zeros(len(ids), np.float32)
         versions = np.full(len(ids), -1, np.int32)
         turns = list[Turn]()
+        own_calls = list[str]()
         start = 0
         policy_id = self.owners[path[-1].id].policy_id
         for node in path:
@@ -233,6 +244,8 @@ class _Rows:
             # Only the first row with a shared segment trains it; in later rows it is context. So is anything
             # that another policy sampled: its logprobs are not those of the policy trained here.
             own = call is not None and call.policy_id == policy_id
+            if call is not None and own:
+                own_calls.append(call.id)
             if call is not None and own and node.id in self.trained and node.id not in self._used:
                 assert node.logprobs is not None
                 self._used.add(node.id)
@@ -240,7 +253,18 @@ class _Rows:
                 logprobs[start:end] = node.logprobs
                 versions[start:end] = versions_of(_spans(call), len(node.ids))
             start = end
-        return Row(self.rollout_id, self.group_id, ids, mask, logprobs, versions, tuple(turns), policy_id)
+        experts = self._experts(own_calls, len(ids))
+        return Row(
+            self.rollout_id, self.group_id, ids, mask, logprobs, versions, tuple(turns), policy_id, experts
+        )
+
+    def _experts(self, call_ids: Sequence[str], length: int) -> RowExperts | None:
+        """Return the experts of a row of `length` tokens that these calls added, in order."""
+        parts = [self.experts[call_id] for call_id in call_ids if call_id in self.experts]
+        try:
+            return RowExperts.joined(parts, length) if parts else None
+        except TraceError as error:
+            raise TraceError(f"Rollout {self.rollout_id}, calls {', '.join(call_ids)}: {error}") from error
 
 
 def _call_order(calls: Sequence[CallTokens]) -> dict[str, int]:

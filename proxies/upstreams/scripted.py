@@ -12,6 +12,7 @@ import numpy as np
 
 from harnessgym.errors import UpstreamError, UpstreamLost
 from harnessgym.message import Sampling
+from harnessgym.routed_experts import ExpertArray, RoutedExperts
 from harnessgym.tokens import FloatArray, TokenIds
 from proxies.upstream import LogprobMode, TokenChunk
 
@@ -55,10 +56,12 @@ class ScriptedUpstream:
         version: int = 0,
         failures: Sequence[Failure | None] = (),
         miscount: int = 0,
+        routing: tuple[int, int, int] | None = None,
     ) -> None:
         """Yield `chunk` tokens at a time, with a delay of `delay_s` seconds before each chunk.
 
-        The n-th request fails as `failures[n]` says. Usage reports `miscount` tokens too many.
+        The n-th request fails as `failures[n]` says. Usage reports `miscount` tokens too many. `routing` has
+        the numbers of layers, of experts per token and of experts, if `scripted_experts` are reported.
         """
         self.version = version
         self.asked: list[ScriptedRequest] = []
@@ -70,6 +73,7 @@ class ScriptedUpstream:
         self._delay_s = delay_s
         self._failures = list(failures)
         self._miscount = miscount
+        self._routing = routing
         self.cancelled = 0
         """Number of requests whose caller left before their end."""
 
@@ -100,10 +104,18 @@ class ScriptedUpstream:
             raise (UpstreamLost if failure.lost else UpstreamError)(
                 f"The scripted engine fails after {end} tokens."
             )
-        counts = {"prompt_tokens": len(prompt), "completion_tokens": len(ids) + self._miscount}
         cut = len(ids) < len(whole)
         yield TokenChunk(
-            (), (), (), "length" if cut else "stop", None if cut or not ids else ids[-1], **counts
+            (),
+            (),
+            (),
+            "length" if cut else "stop",
+            None if cut or not ids else ids[-1],
+            prompt_tokens=len(prompt),
+            completion_tokens=len(ids) + self._miscount,
+            routed_experts=None
+            if self._routing is None
+            else RoutedExperts(0, scripted_experts([*prompt, *ids][:-1], *self._routing)),
         )
 
     async def score(self, ids: TokenIds, temperature: float = 1.0) -> FloatArray:  # noqa: ARG002
@@ -121,6 +133,13 @@ class ScriptedUpstream:
         await self.gate.wait()
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
+
+
+def scripted_experts(ids: TokenIds, layers: int, top_k: int, experts: int) -> ExpertArray:
+    """A scripted engine's experts, [len(ids), layers, top_k]: a function of each token and its position."""
+    first = (np.asarray(ids, np.int64) + np.arange(len(ids)))[:, None, None]
+    chosen = (first + np.arange(layers)[:, None] + np.arange(top_k)) % experts
+    return chosen.astype(np.uint8) if experts <= 1 << 8 else chosen.astype(np.uint16)
 
 
 def logprob(token: int) -> float:

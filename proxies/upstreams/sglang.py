@@ -7,6 +7,8 @@ Seeds have an effect only under `--enable-deterministic-inference`.
 Tokens are labelled with `meta_info.weight_versions` (spans) or `weight_version`, so a weight update must name
 its policy version. The label "default" means the weights that the engine was started with: version 0 only.
 Any other label that is not a number names no version.
+
+A server that runs with `--enable-return-routed-experts` is asked for them.
 """
 
 from collections.abc import AsyncGenerator
@@ -22,6 +24,7 @@ from harnessgym.message import Sampling
 from harnessgym.tokens import FloatArray, TokenIds
 from proxies.http_client import HttpClient, Response
 from proxies.upstream import LogprobMode, TokenChunk
+from proxies.upstreams.routed_experts_wire import from_int32
 
 
 async def check(response: Response) -> None:
@@ -54,6 +57,8 @@ class SglangUpstream:
     def __init__(self, address: str, *, version: int = 0) -> None:
         self.version = version
         self._client = HttpClient(address)
+        self._reports_experts: bool | None = None
+        """None: not known, or the server may have been started again since."""
 
     async def generate(
         self, prompt: TokenIds, sampling: Sampling, *, salt: str
@@ -70,6 +75,11 @@ class SglangUpstream:
             "stream": True,
             "extra_key": salt,
         }
+        if self._reports_experts is None:
+            async with self._client.request("GET", "/server_info") as response:
+                self._reports_experts = _reports_experts(response.status, await response.body())
+        if self._reports_experts:
+            body["return_routed_experts"] = True
         seen = 0
         async with self._client.request("POST", "/generate", orjson.dumps(body)) as response:
             await check(response)
@@ -104,6 +114,7 @@ class SglangUpstream:
 
     async def healthy(self) -> bool:
         """Whether the worker answers its health check within `EngineTimeouts.probe_s`."""
+        self._reports_experts = None
         return await self._client.answers("/health")
 
     def use_timeouts(self, timeouts: EngineTimeouts) -> None:
@@ -138,6 +149,7 @@ class SglangUpstream:
             raise UpstreamError(f"The engine ended its answer for an unknown reason: {finish}.")
         if kind == "abort" and finish.get("status_code") in (400, 422):
             raise UpstreamError(f"The engine refused: {finish.get('message')}")
+        experts = meta.get("routed_experts")
         return TokenChunk(
             ids,
             tuple(entry[0] for entry in entries),
@@ -147,6 +159,10 @@ class SglangUpstream:
             prompt_tokens=meta.get("prompt_tokens"),
             completion_tokens=total,
             cached_tokens=meta.get("cached_tokens") or 0,
+            # The last token was sampled and not computed.
+            routed_experts=None
+            if experts is None
+            else from_int32(experts, meta["prompt_tokens"] + total - 1),
         )
 
     def _versions(self, meta: dict[str, Any], seen: int, total: int) -> tuple[int, ...]:
@@ -174,6 +190,13 @@ class SglangUpstream:
                 f"{self.version}. Was it restarted? Its weight agent will install the newest version."
             )
         return int(version)
+
+
+def _reports_experts(status: int, body: bytes) -> bool:
+    try:
+        return status == 200 and bool(orjson.loads(body).get("enable_return_routed_experts"))
+    except (orjson.JSONDecodeError, AttributeError):
+        return False  # an older server, which has another route
 
 
 def _parameters(sampling: Sampling) -> dict[str, Any]:

@@ -4,11 +4,15 @@ vLLM must run with `--logprobs-mode processed_logprobs`, so that logprobs belong
 sampled from. An engine that adds `policy_versions` (run-length `[[count, version], ...]`) to its choices
 labels its own tokens. Otherwise tokens get the version that the worker is known to serve when their sequence
 begins, and the sequence fails when that version changes.
+
+vLLM streams routed experts on its own route `/inference/v1/generate` only. A server that reports them is
+asked there.
 """
 
 import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +24,13 @@ from harnessgym.message import Sampling
 from harnessgym.tokens import FloatArray, TokenIds
 from proxies.http_client import Greeting, HttpClient, Response
 from proxies.upstream import LogprobMode, TokenChunk
+from proxies.upstreams.routed_experts_wire import from_npy
 
 _KEY = b'"prompt_token_ids":'
+_COMPLETIONS = "/v1/completions"
+_GENERATE = "/inference/v1/generate"
+_PROBE = {"token_ids": [0], "sampling_params": {"max_tokens": 1, "temperature": 0.0}}
+"""A request of one token, which every vocabulary has, to see what a server reports."""
 
 
 class PromptEcho:
@@ -103,9 +112,13 @@ class VllmUpstream:
         """
         prompt_json = orjson.dumps(np.asarray(prompt, dtype=np.int32), option=orjson.OPT_SERIALIZE_NUMPY)
         version = self.version
-        async with self._client.request(
-            "POST", "/v1/completions", _request(prompt_json, sampling, salt)
-        ) as response:
+        route = await self._route()
+        body = (
+            _request(prompt_json, sampling, salt)
+            if route == _COMPLETIONS
+            else _generate_request(prompt_json, sampling, salt)
+        )
+        async with self._client.request("POST", route, body) as response:
             await _check(response)
             async with aclosing(_events(response, prompt_json)) as batches:
                 # The finish reason comes before the usage: the last chunk is held until it has both.
@@ -123,7 +136,7 @@ class VllmUpstream:
         if temperature != 1.0:
             raise UpstreamError(f"vLLM scores prompts at temperature 1, not {temperature}. Ask for 1.")
         body = {"prompt": list(ids), "max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0}
-        async with self._client.request("POST", "/v1/completions", json.dumps(body).encode()) as response:
+        async with self._client.request("POST", _COMPLETIONS, json.dumps(body).encode()) as response:
             await _check(response)
             entries = json.loads(await response.body())["choices"][0]["prompt_logprobs"]
         if len(entries) != len(ids):
@@ -142,6 +155,10 @@ class VllmUpstream:
     def close(self) -> None:
         """Close idle connections."""
         self._client.close()
+
+    async def _route(self) -> str:
+        """Where sequences are asked for."""
+        return _COMPLETIONS
 
     def _read(
         self, events: Sequence[dict[str, Any]], held: TokenChunk | None, version: int
@@ -171,7 +188,7 @@ class VllmUpstream:
     ) -> tuple[Sequence[int], Sequence[float], Sequence[int]]:
         """The ids, logprobs and versions of one event, for a sequence that began under `version`."""
         ids = choice.get("token_ids") or ()
-        logprobs = choice["logprobs"]["token_logprobs"] if ids and choice["logprobs"] else ()
+        logprobs = _logprobs(choice["logprobs"]) if ids and choice["logprobs"] else ()
         runs = choice.get("policy_versions")
         if runs is None and self.version != version:
             raise UpstreamLost(
@@ -198,8 +215,24 @@ class OutsideVllmUpstream(VllmUpstream):
     is the version that the worker is known to serve.
     """
 
+    def __init__(self, address: str, *, version: int = 0) -> None:
+        super().__init__(address, version=version)
+        self._reports_experts: bool | None = None
+        """None: not known, or the server may have been started again since."""
+
     def _connect(self, address: str) -> HttpClient:
         return HttpClient(address, greeting=Greeting("/weight_info", self._check_weights))
+
+    async def healthy(self) -> bool:
+        """Whether the worker answers its health check within `EngineTimeouts.probe_s`."""
+        self._reports_experts = None
+        return await super().healthy()
+
+    async def _route(self) -> str:
+        if self._reports_experts is None:
+            async with self._client.request("POST", _GENERATE, orjson.dumps(_PROBE)) as response:
+                self._reports_experts = _has_experts(response.status, await response.body())
+        return _GENERATE if self._reports_experts else _COMPLETIONS
 
     def _check_weights(self, status: int, body: bytes) -> None:
         if status == 404:  # it has no such route, so nobody updates it
@@ -231,19 +264,39 @@ def _last(
     stop_token = None
     if finish == "stop" and not isinstance(stop, str):
         stop_token = stop if stop is not None else (ids[-1] if ids else None)
-    return TokenChunk(tuple(ids), tuple(logprobs), tuple(versions), finish, stop_token)
+    experts = choice.get("routed_experts")
+    routed_experts = None if experts is None else from_npy(experts)
+    return TokenChunk(
+        tuple(ids), tuple(logprobs), tuple(versions), finish, stop_token, routed_experts=routed_experts
+    )
+
+
+def _logprobs(values: dict[str, Any]) -> Sequence[float]:
+    """The logprobs of some tokens, in the form of either route."""
+    if "content" in values:
+        return [token["logprob"] for token in values["content"]]
+    logprobs: list[float] = values["token_logprobs"]
+    return logprobs
+
+
+def _has_experts(status: int, body: bytes) -> bool:
+    """Whether the answer to the probe has routed experts."""
+    try:
+        return status == 200 and orjson.loads(body)["choices"][0].get("routed_experts") is not None
+    except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
+        return False  # another server, or one without that route
 
 
 def _with_usage(held: TokenChunk | None, usage: dict[str, Any]) -> TokenChunk:
     if held is None:
         raise UpstreamError("The engine sent its usage before a finish reason.")
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    counts = {
-        "prompt_tokens": usage["prompt_tokens"],
-        "completion_tokens": usage["completion_tokens"],
-        "cached_tokens": cached,
-    }
-    return TokenChunk(held.ids, held.logprobs, held.versions, held.finish_reason, held.stop_token, **counts)
+    return replace(
+        held,
+        prompt_tokens=usage["prompt_tokens"],
+        completion_tokens=usage["completion_tokens"],
+        cached_tokens=cached,
+    )
 
 
 def _request(prompt: bytes, sampling: Sampling, salt: str) -> bytes:
@@ -267,6 +320,33 @@ def _request(prompt: bytes, sampling: Sampling, salt: str) -> bytes:
     if sampling.seed is not None:
         body["seed"] = sampling.seed
     return orjson.dumps(body)
+
+
+def _generate_request(prompt: bytes, sampling: Sampling, salt: str) -> bytes:
+    """A request's body for `_GENERATE`; the prompt is a JSON array."""
+    parameters: dict[str, Any] = {
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "logprobs": 0,
+    }
+    if sampling.stop:
+        parameters["stop"] = list(sampling.stop)
+    if sampling.stop_token_ids:
+        parameters["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.seed is not None:
+        parameters["seed"] = sampling.seed
+    return orjson.dumps(
+        {
+            "token_ids": orjson.Fragment(prompt),
+            "sampling_params": parameters,
+            "return_token_ids": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "cache_salt": salt,
+        }
+    )
 
 
 async def _check(response: Response) -> None:

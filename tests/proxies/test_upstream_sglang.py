@@ -43,12 +43,17 @@ class Sglang:
     def __init__(self, *events: dict[str, Any] | str, status: int = 200, done: bool = True) -> None:
         self.asked: list[dict[str, Any]] = []
         self.events, self.status, self.done = events, status, done
+        self.info = {"enable_return_routed_experts": False}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = (await receive())["body"]
         if scope["path"] == "/health":
             await send({"type": "http.response.start", "status": self.status, "headers": []})
             await send({"type": "http.response.body", "body": b""})
+            return
+        if scope["path"] == "/server_info":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": json.dumps(self.info).encode()})
             return
         assert scope["path"] == "/generate"
         self.asked.append(json.loads(body))

@@ -120,7 +120,13 @@ async def test_each_connection_begins_with_the_question_which_weights_are_served
         engine.label, upstream = label, connect(version)
         for _ in range(2):
             assert [token for chunk in await collect(upstream) for token in chunk.versions] == [version] * 3
-        assert engine.asked == ["/weight_info", "/v1/completions", "/v1/completions"]
+        # Once for all sequences it is asked whether it reports routed experts.
+        assert engine.asked == [
+            "/weight_info",
+            "/inference/v1/generate",
+            "/v1/completions",
+            "/v1/completions",
+        ]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from harnessgym.errors import PolicyError
 from harnessgym.tokens import IdArray
 from trainers.packing import PackedSpan, gathered, pack, packed_size
 from trainers.policies import native_weights
@@ -186,8 +187,17 @@ class NativePolicy(Policy):
                 x = layer(x, cos, sin)
             return self.logits(x)
 
-    def hidden(self, rows: Sequence[IdArray], masks: Sequence[IdArray]) -> tuple[Tensor, Tensor]:
+    def hidden(
+        self,
+        rows: Sequence[IdArray],
+        masks: Sequence[IdArray],
+        routing: Routing = None,
+    ) -> tuple[Tensor, Tensor]:
         """The residual stream after the last layer before each token with mask 1, and these tokens."""
+        if routing is not None and any(routing):
+            raise PolicyError(
+                "The rows have routed experts, and this policy has no experts: another model sampled them."
+            )
         packed = pack(rows, self.device)
         before_M, targets_M = packed.trained(masks)
         cos = self.cos[packed.positions_N][None, :, None]

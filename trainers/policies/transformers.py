@@ -9,7 +9,7 @@ compute each row by itself, in a batch that is padded at the end, where padding 
 import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,9 @@ from transformers.utils import logging as transformers_logging
 
 from harnessgym.errors import PolicyError
 from harnessgym.tokens import IdArray
-from trainers.packing import pack, packed_size
+from trainers.packing import Index, Routing, pack, packed_size, sharing_keys
 from trainers.policies import span_attention
+from trainers.policies.routing_replay import RoutingReplay
 from trainers.policies.span_attention import SpanLog, SpansUnsupported
 from trainers.policy import Policy, chosen_logprobs
 
@@ -77,6 +78,7 @@ class TransformersPolicy(Policy):
             self.one_process_because = (
                 "its RoPE depends on the length of a row, so long rows have passes of their own"
             )
+        self.routing_replay = _routing_replay(model)
         # Not as submodules, whose weights would count twice.
         self._head = (self._choose_head(),)
         self.padded_because = self._why_padded() if packed else "it keeps its own attention"
@@ -106,7 +108,9 @@ class TransformersPolicy(Policy):
                 f"{type(self.model).__name__} cannot compute activations again: set "
                 "trainer.gradient_checkpointing = false."
             )
-        self.model.activation_checkpointing_enable({"use_reentrant": False})
+        self.model.activation_checkpointing_enable(
+            {"use_reentrant": False, "context_fn": self.routing_replay.checkpoint_contexts}
+        )
         super().recompute_activations()
 
     def pass_size(self, rows: Sequence[IdArray]) -> int:
@@ -116,7 +120,12 @@ class TransformersPolicy(Policy):
             return sum(len(part) * max(map(len, part)) for part in parts)
         return sum(map(packed_size, parts))
 
-    def hidden(self, rows: Sequence[IdArray], masks: Sequence[IdArray]) -> tuple[Tensor, Tensor]:
+    def hidden(
+        self,
+        rows: Sequence[IdArray],
+        masks: Sequence[IdArray],
+        routing: Routing = None,
+    ) -> tuple[Tensor, Tensor]:
         """The model's last hidden state before each token with mask 1, and these tokens."""
         # Layers recompute only if they are in training mode; what they contain is not, so nothing is dropped.
         for block in self.blocks if self.checkpointing else ():
@@ -124,7 +133,11 @@ class TransformersPolicy(Policy):
         one_pass = self._padded if self.padded_because else self._packed
         with self.autocast():
             found = [
-                one_pass([rows[index] for index in part], [masks[index] for index in part])
+                one_pass(
+                    [rows[index] for index in part],
+                    [masks[index] for index in part],
+                    None if routing is None else [routing[index] for index in part],
+                )
                 for part in self._passes(rows)
             ]
         hidden_ME, targets_M = (torch.cat(each) for each in zip(*found, strict=True))
@@ -159,6 +172,7 @@ class TransformersPolicy(Policy):
             "checkpointing",
         ):
             setattr(trunk, name, getattr(self, name))
+        trunk.routing_replay = _routing_replay(model)
         return trunk
 
     def linear_layers(self) -> tuple[str, ...]:
@@ -255,7 +269,9 @@ class TransformersPolicy(Policy):
         span_log = SpanLog()
         found_M = torch.cat(
             [
-                self._tried(*self._packed([rows[at] for at in part], [masks[at] for at in part], span_log))
+                self._tried(
+                    *self._packed([rows[at] for at in part], [masks[at] for at in part], span_log=span_log)
+                )
                 for part in self._passes(rows)
             ]
         )
@@ -271,21 +287,31 @@ class TransformersPolicy(Policy):
         return chosen_logprobs(self._scores(hidden_ME, 1.0), targets_M)
 
     def _packed(
-        self, rows: Sequence[IdArray], masks: Sequence[IdArray], span_log: SpanLog | None = None
+        self,
+        rows: Sequence[IdArray],
+        masks: Sequence[IdArray],
+        routing: Routing = None,
+        span_log: SpanLog | None = None,
     ) -> tuple[Tensor, Tensor]:
-        packed = pack(rows, self.device)
+        packed = pack(rows, self.device, sharing_keys(rows, routing))
         before_M, targets_M = packed.trained(masks)
         logged = {} if span_log is None else {"span_log": span_log}
-        out = self.body(
-            input_ids=packed.ids_N[None],
-            position_ids=packed.positions_N[None],
-            use_cache=False,
-            packed=packed,
-            **logged,
-        )
+        with self._replaying(routing, packed.paths, len(packed.ids_N)):
+            out = self.body(
+                input_ids=packed.ids_N[None],
+                position_ids=packed.positions_N[None],
+                use_cache=False,
+                packed=packed,
+                **logged,
+            )
         return out.last_hidden_state[0].index_select(0, before_M), targets_M
 
-    def _padded(self, rows: Sequence[IdArray], masks: Sequence[IdArray]) -> tuple[Tensor, Tensor]:
+    def _padded(
+        self,
+        rows: Sequence[IdArray],
+        masks: Sequence[IdArray],
+        routing: Routing = None,
+    ) -> tuple[Tensor, Tensor]:
         width = max(map(len, rows))
         ids = np.zeros((len(rows), width), np.int64)
         for row, own in zip(rows, ids, strict=True):
@@ -293,9 +319,19 @@ class TransformersPolicy(Policy):
         ids_BT = torch.from_numpy(ids).to(self.device)
         chosen = np.concatenate([np.flatnonzero(mask) + number * width for number, mask in enumerate(masks)])
         places_M = torch.from_numpy(chosen).to(self.device)
-        out = self.body(input_ids=ids_BT, use_cache=False)
+        paths = [np.arange(len(row)) + number * width for number, row in enumerate(rows)]
+        with self._replaying(routing, paths, ids_BT.numel()):
+            out = self.body(input_ids=ids_BT, use_cache=False)
         hidden_NE = out.last_hidden_state.flatten(0, 1)
         return hidden_NE.index_select(0, places_M - 1), ids_BT.flatten()[places_M]
+
+    def _replaying(
+        self, routing: Routing, paths: Sequence[Index], tokens: int
+    ) -> AbstractContextManager[None]:
+        """The context of a pass over `tokens` tokens, of which `paths` are those of each row."""
+        replay = self.routing_replay
+        experts = None if routing is None else replay.of_rows(routing, paths, tokens, self.device)
+        return replay.replaying(experts)
 
     def _passes(self, rows: Sequence[IdArray]) -> Iterator[list[int]]:
         """Which rows share a pass. In order, so that results are, too."""
@@ -455,6 +491,13 @@ def _turn_off_dropout(model: PreTrainedModel) -> None:
         for name, value in list(vars(module).items()):
             if "drop" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
+
+
+def _routing_replay(model: PreTrainedModel) -> RoutingReplay:
+    text = model.config.get_text_config()
+    return RoutingReplay(
+        model, int(getattr(text, "num_experts_per_tok", None) or 0), int(text.num_hidden_layers)
+    )
 
 
 def _plain(name: str) -> str:

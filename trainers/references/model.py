@@ -1,6 +1,7 @@
 """A reference that is a model of its own: another folder, of any architecture, or a version of a run."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -58,14 +59,14 @@ class ReferenceModel:
     def logprobs(self, rows: Sequence[Row]) -> list[FloatArray]:
         """See `Reference.logprobs`."""
         return score_all(
-            self.model, rows, self.update.temperature, self.update.micro_batch_tokens, self.world
+            self.model, _unrouted(rows), self.update.temperature, self.update.micro_batch_tokens, self.world
         )
 
     def top(self, rows: Sequence[Row], count: int, vocabulary: int) -> list[TopTokens]:
         """See `Reference.top`."""
         return top_all(
             self.model,
-            rows,
+            _unrouted(rows),
             (count, vocabulary),
             self.update.temperature,
             self.update.micro_batch_tokens,
@@ -80,3 +81,8 @@ class ReferenceModel:
 
     def load(self, state: dict[str, Any] | None) -> None:
         """Nothing: there is no state."""
+
+
+def _unrouted(rows: Sequence[Row]) -> list[Row]:
+    """The rows without their recorded experts, which are the policy's: another model chooses its own."""
+    return [replace(row, experts=None) for row in rows]
