@@ -16,6 +16,7 @@ from harnessgym.store.tables import (
     metadata,
     policies,
     rollouts,
+    routed_experts,
     segments,
     sessions,
     trained,
@@ -80,6 +81,20 @@ class AuditedSegment:
     logprobs: bytes | None
     copies: list[list[Any]] | None
     """[place, other segment, its place there, number] of ids that are stored with other segments."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedExperts:
+    """The routed experts of a call."""
+
+    call_id: str
+    start: int
+    tokens: int
+    layers: int
+    top_k: int
+    width: int
+    experts: bytes
+    """Compressed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +198,14 @@ def segments_of(conn: Connection, session_id: str) -> list[AuditedSegment]:
     query = select(*columns).where(segments.c.session_id == session_id)
     query = query.order_by(segments.c.created_at, segments.c.id)
     return [AuditedSegment(*row) for row in conn.execute(query)]
+
+
+def experts_of(conn: Connection, session_id: str) -> list[AuditedExperts]:
+    """Return the routed experts of a session's calls, in order of their ordinals."""
+    columns = (routed_experts.c[name] for name in AuditedExperts.__dataclass_fields__)
+    query = select(*columns).join(calls, calls.c.id == routed_experts.c.call_id)
+    query = query.where(calls.c.session_id == session_id).order_by(calls.c.ordinal)
+    return [AuditedExperts(*row) for row in conn.execute(query)]
 
 
 def rollouts_of(conn: Connection, run_id: str) -> list[AuditedRollout]:

@@ -42,6 +42,8 @@ class TracedRollout:
     languages: Languages
     sampled_by: str | None = None
     """Name of the policy whose tokens are wanted; None for all policies."""
+    with_experts: bool = False
+    """Whether training rows have their routed experts."""
 
     @cached_property
     def facts(self) -> RolloutFacts:
@@ -61,7 +63,9 @@ class TracedRollout:
     @cached_property
     def trajectory(self) -> Trajectory:
         """Its training rows, of the policy `sampled_by` if that is set."""
-        trajectory = self.store.read(lambda conn: rows_of(conn, self.id, group_id=self.facts.group_id))
+        trajectory = self.store.read(
+            lambda conn: rows_of(conn, self.id, group_id=self.facts.group_id, with_experts=self.with_experts)
+        )
         if self.sampled_by is None:
             return trajectory
         ids = [policy_id for policy_id, name in self.policies.items() if name == self.sampled_by]
@@ -130,7 +134,8 @@ class TracedRollout:
 class Export(Protocol):
     """One format.
 
-    A format that tells several policies apart has a class attribute `tells_policies: TellsPolicies`.
+    A format that tells several policies apart has a class attribute `tells_policies: TellsPolicies`. One that
+    has a place for routed experts has `takes_experts = True`.
     """
 
     def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
@@ -175,9 +180,9 @@ def export(
         )
     passing = _Passing(format, tells, sampled_by)
     known = languages or Languages()
-    records = member.write(
-        passing.of(TracedRollout(store, name, known, sampled_by) for name in rollout_ids), out
-    )
+    with_experts = getattr(member, "takes_experts", False)
+    traced = (TracedRollout(store, name, known, sampled_by, with_experts) for name in rollout_ids)
+    records = member.write(passing.of(traced), out)
     return Exported(out, passing.number, records)
 
 

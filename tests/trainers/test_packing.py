@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harnessgym.routed_experts import RowExperts
 from tests.trainers.peers import peer_and_policy
-from trainers.packing import micro_batches, pack, packed_size
+from trainers.packing import micro_batches, pack, packed_size, shared_beginning, sharing_keys
 from trainers.policy import token_logprobs
 
 
@@ -75,3 +76,37 @@ def test_rows_that_begin_alike_are_in_one_batch():
     rows = [np.concatenate([stem + 40 * (number % 2), ids(90 + number)]) for number in range(6)]
     assert [sorted(batch) for batch in micro_batches([[row] for row in rows], 43)] == [[0, 2, 4], [1, 3, 5]]
     assert packed_size(rows) == 2 * 40 + 6
+
+
+@settings(max_examples=40)
+@given(rows=forests(), seed=st.integers(0, 99))
+def test_keys_are_equal_exactly_where_tokens_and_experts_are(rows, seed):
+    draw = np.random.default_rng(seed)
+    routing = [
+        None if draw.random() < 0.2
+        else RowExperts(draw.integers(0, 2, (len(row), 1, 1)).astype(np.uint8), draw.random(len(row)) < 0.7)
+        for row in rows
+    ]  # fmt: skip
+    keys = sharing_keys(rows, routing)
+
+    def experts(number, at):
+        routed = routing[number]
+        return int(routed.experts[at, 0, 0]) if routed is not None and routed.recorded[at] else None
+
+    assert sharing_keys(rows, None) is rows
+    for one in range(len(rows)):
+        assert keys[one].dtype == np.int32
+        for other in range(one):
+            shared = shared_beginning(keys[one], keys[other])
+            ends = min(len(rows[one]), len(rows[other]))
+            for at in range(min(shared + 1, ends)):
+                same = rows[one][at] == rows[other][at] and experts(one, at) == experts(other, at)
+                assert same == (at < shared)
+    packed = pack(rows, keys=keys)
+    found = packed.ids_N.numpy()
+    assert packed_size(keys) == len(found)
+    for number, (row, path) in enumerate(zip(rows, packed.paths, strict=True)):
+        assert (found[path] == row).all()
+        for other in range(number):
+            for at in np.flatnonzero(path[: len(packed.paths[other])] == packed.paths[other][: len(path)]):
+                assert experts(number, at) == experts(other, at)

@@ -132,19 +132,17 @@ class RoutingReplay:
 
     def _by_router(self, row: RowExperts) -> npt.NDArray[np.int64]:
         """The recorded tokens' experts [tokens, routers, top_k]."""
-        tokens = row.experts[row.recorded]
-        # Some engines report one flat list per token.
-        layers, rest = divmod(tokens[0].size if len(tokens) else 0, self.top_k)
-        chosen = tokens.reshape(len(tokens), layers, self.top_k) if not rest else tokens
-        if len(tokens) and (rest or layers not in (len(self.routers), self.layers)):
+        size = int(np.prod(row.experts.shape[1:]))
+        layers = size // self.top_k if self.top_k else 0
+        if layers * self.top_k != size or layers not in (len(self.routers), self.layers):
             raise PolicyError(
                 f"Each token has {list(row.experts.shape[1:])} routed experts; the model has {self.layers} "
                 f"layers, of which {len(self.routers)} choose {self.top_k} experts each."
             )
-        # Engines that report every layer have zeros for those without experts.
-        if layers != len(self.routers):
-            chosen = chosen[:, [router.layer for router in self.routers]]
-        return chosen.astype(np.int64).reshape(len(tokens), len(self.routers), self.top_k)
+        # Some engines report one flat list per token, and some all layers, with zeros where there are no
+        # experts.
+        experts = row.experts[row.recorded].reshape(-1, layers, self.top_k).astype(np.int64)
+        return experts if layers == len(self.routers) else experts[:, [each.layer for each in self.routers]]
 
     @contextmanager
     def _hooked(self, experts_LNK: Tensor, replaced: list[int]) -> Iterator[None]:

@@ -39,6 +39,8 @@ _BY_LENGTH = frozenset({"dynamic", "longrope"})
 """Kinds of RoPE whose angles depend on the length of the longest row."""
 _ROUTERS = frozenset({"gate", "router"})
 """Linear layers that choose experts. They get no adapters."""
+_TOP_K = ("num_experts_per_tok", "moe_topk", "top_k_experts")
+"""What families call the number of experts per token."""
 _UNBOUNDED = 1 << 20
 """Context of a model that states none."""
 _TRIED_WINDOW = 64
@@ -495,9 +497,8 @@ def _turn_off_dropout(model: PreTrainedModel) -> None:
 
 def _routing_replay(model: PreTrainedModel) -> RoutingReplay:
     text = model.config.get_text_config()
-    return RoutingReplay(
-        model, int(getattr(text, "num_experts_per_tok", None) or 0), int(text.num_hidden_layers)
-    )
+    top_k = next((getattr(text, name) for name in _TOP_K if getattr(text, name, None)), 0)
+    return RoutingReplay(model, int(top_k), int(text.num_hidden_layers))
 
 
 def _plain(name: str) -> str:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 _SHOWN_PER_KIND = 5
 _EPILOG = """Example: `harnessgym traces verify runs/quickstart`
 
-JSON: {ok, checked: {sessions, calls, unfinished, segments, tokens, rollouts, trained_tokens,
-excluded_tokens}, findings: [{kind, where, message}]}
+JSON: {ok, checked: {sessions, calls, unfinished, segments, tokens, routed_tokens, rollouts,
+trained_tokens, excluded_tokens}, findings: [{kind, where, message}]}
 
 Exit status: 0 everything agrees; 1 something contradicts; 2 an error."""
 

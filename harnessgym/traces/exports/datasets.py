@@ -35,6 +35,7 @@ class Datasets:
     """One folder."""
 
     tells_policies: ClassVar[TellsPolicies] = "rows"
+    takes_experts: ClassVar = True
 
     def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
         """Write the dataset.

@@ -2,6 +2,8 @@
 
     ids, mask, logprobs, versions: lists with one entry per token
     advantages: the same, null if the rollout was not trained
+    routed_experts: the same, a list of layers * top_k expert numbers for each token, null where no engine
+        reported them; null if none did. routed_layers has the number of layers
     turns: list of {start, end, call_id, agent_id}
     rewards: list of {unit, target, channel, value}
     reward: the one that the rollout is trained on, null if it has none
@@ -21,6 +23,7 @@ from harnessgym.errors import ConfigError
 from harnessgym.traces.atomic_files import replacing
 from harnessgym.traces.export import TellsPolicies, TracedRollout, needed
 from harnessgym.traces.exports.row_facts import advantages_of
+from harnessgym.traces.trajectories import Row
 
 Json = dict[str, Any]
 _TOKENS_AT_ONCE = 2_000_000
@@ -31,6 +34,7 @@ class Parquet:
     """One file."""
 
     tells_policies: ClassVar[TellsPolicies] = "rows"
+    takes_experts: ClassVar = True
 
     def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
         """Write the rows. Raises `ConfigError` if `out` is a folder or pyarrow is missing."""
@@ -94,6 +98,8 @@ def rows(rollout: TracedRollout) -> Iterator[Json]:
             "logprobs": row.logprobs,
             "versions": row.versions,
             "advantages": advantages_of(rollout, row),
+            "routed_experts": _experts(row),
+            "routed_layers": None if row.experts is None else row.experts.experts.shape[1],
             "turns": [
                 {"start": turn.start, "end": turn.end, "call_id": turn.call_id, "agent_id": turn.agent_id}
                 for turn in row.turns
@@ -103,6 +109,16 @@ def rows(rollout: TracedRollout) -> Iterator[Json]:
                 for item in excluded
             ],
         }
+
+
+def _experts(row: Row) -> list[list[int] | None] | None:
+    """Each token's experts, layer after layer; None where they were not reported."""
+    if row.experts is None:
+        return None
+    flat = row.experts.experts.reshape(len(row.ids), -1).tolist()
+    return [
+        experts if recorded else None for experts, recorded in zip(flat, row.experts.recorded, strict=True)
+    ]
 
 
 def _pyarrow(module: str) -> Any:
@@ -139,6 +155,8 @@ def _schema() -> Any:
         ("logprobs", pa.list_(pa.float32())),
         ("versions", pa.list_(pa.int32())),
         ("advantages", pa.list_(pa.float32())),
+        ("routed_experts", pa.list_(pa.list_(pa.uint16()))),
+        ("routed_layers", pa.int32()),
         ("turns", pa.list_(pa.struct([*span, ("agent_id", pa.string())]))),
         ("excluded", pa.list_(pa.struct([*span, ("reason", pa.string())]))),
     ])  # fmt: skip

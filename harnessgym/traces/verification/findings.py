@@ -21,6 +21,7 @@ FindingKind = Literal[
     "logprob",  # a logprob is positive or not finite
     "span_coverage",  # version spans do not tile the completion
     "span_version",  # a token names a version that was never published
+    "routed_experts",  # recorded experts do not fit the tokens of their call, or differ in shape
     "usage",  # the engine's token counts differ from the record
     "parent_policy",  # a call continues tokens that another policy sampled
     "parent_prefix",  # a call does not continue the tokens of its parent
@@ -56,6 +57,8 @@ class Coverage:
     segments: int = 0
     tokens: int = 0
     """Number of ids in all segments."""
+    routed_tokens: int = 0
+    """Tokens whose routed experts were recorded."""
     rollouts: int = 0
     """Number of training rollouts whose account must be closed."""
     trained_tokens: int = 0

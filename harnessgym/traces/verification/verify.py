@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 
 from harnessgym.errors import StoreError
 from harnessgym.store import TraceStore, audit, policies, runs
+from harnessgym.traces.verification.experts import check_experts
 from harnessgym.traces.verification.findings import Coverage, Finding, FindingKind, Tally, VerificationReport
 from harnessgym.traces.verification.ledger import LedgerCheck
 from harnessgym.traces.verification.session import SessionCheck
@@ -58,6 +59,8 @@ def _check_sessions(conn: Connection, run_ids: list[str], tally: Tally, progress
     for done, session in enumerate(sessions):
         if progress is not None:
             progress(done, len(sessions))
-        SessionCheck.load(conn, session, known, tally).run()
+        check = SessionCheck.load(conn, session, known, tally)
+        check.run()
+        check_experts(conn, session.id, check.calls, tally)
     if progress is not None:
         progress(len(sessions), len(sessions))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harnessgym.outcome.failure import StopReason
+from harnessgym.routed_experts import RoutedExperts
 from harnessgym.store import TraceStore, calls, ledger, new_id, policies, rollouts, runs, sessions
 from harnessgym.store.advantages import AdvantageRange
 from harnessgym.store.calls import CallIntent, CallKind, CallOutcome, CallStatus
@@ -46,9 +47,10 @@ class SessionRecording:
         status: CallStatus = "committed",
         sampling: dict[str, object] | None = None,
         policy_id: str | None = None,
+        experts: RoutedExperts | None = None,
     ) -> str:
         """A call whose prompt adds `prompt` tokens to all of `after`'s, and which samples one token per
-        entry of `versions`.
+        entry of `versions`. The engine reports `experts`.
         """
         call_id, forest = new_id(), self.forests.setdefault(policy_id, Forest(self.id))
         added = self.draw(prompt) if isinstance(prompt, int) else list(prompt)
@@ -69,7 +71,8 @@ class SessionRecording:
         self._ends[call_id] = completion.id
         usage = {"prompt_tokens": len(ids), "completion_tokens": len(versions)}
         outcome = CallOutcome(
-            call_id, completion, spans_of(versions), new_id(), "stop", 2, "engine-0", usage, {"total_s": 0.1}, status
+            call_id, completion, spans_of(versions), new_id(), "stop", 2, "engine-0", usage, {"total_s": 0.1}, status,
+            routed_experts=experts,
         )  # fmt: skip
         self.store.write(lambda conn: calls.finish(conn, outcome))
         return call_id

@@ -16,6 +16,7 @@ from sqlalchemy import insert, update
 from harnessgym.errors import ConfigError, StoreError, TraceError
 from harnessgym.outcome.failure import StopReason
 from harnessgym.registry import names
+from harnessgym.routed_experts import RoutedExperts
 from harnessgym.store import new_id, rollouts
 from harnessgym.store.rollouts import RolloutOutcome
 from harnessgym.store.tables import advantages, policy_versions, trained
@@ -283,3 +284,39 @@ def test_memory_does_not_grow_with_the_number_of_rollouts(recording, tmp_path):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.3 * peaks[0]
+
+
+@pytest.fixture
+def routed(recording) -> str:
+    """A rollout with a row whose tokens all have experts, but for the last, and one with a gap."""
+    recording.publish(0)
+    _, (rollout_id,) = recording.group(1)
+    session = recording.session(rollout_id)
+    experts = np.arange(24, dtype=np.uint16).reshape(6, 2, 2) + 300
+    session.call(3, experts=RoutedExperts(0, experts))
+    session.call(4, experts=RoutedExperts(2, experts[:5]))
+    session.call(5)
+    session.seal()
+    recording.finish([rollout_id])
+    return rollout_id
+
+
+def test_verl_gets_the_experts_of_rows_that_have_them_all(recording, routed, tmp_path):
+    export(recording.store, [routed], "verl", tmp_path / "rows.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    experts = [np.asarray(line["routed_experts"]) for line in lines]
+    assert experts[0].shape == (3 + 4 - 1, 2, 2)
+    assert experts[0].flatten().tolist() == list(range(300, 324))
+    assert [line["routed_experts"] for line in lines[1:]] == [None, None]
+
+
+@needs_pyarrow
+def test_parquet_has_the_experts_of_each_token_that_has_them(recording, routed, tmp_path):
+    from pyarrow.parquet import read_table
+
+    export(recording.store, [routed], "parquet", tmp_path / "rows.parquet")
+    first, second, third = read_table(tmp_path / "rows.parquet").to_pylist()
+    assert first["routed_experts"] == [*np.arange(300, 324).reshape(6, 4).tolist(), None]
+    assert first["routed_layers"] == 2
+    assert second["routed_experts"] == [None, None, *np.arange(300, 320).reshape(5, 4).tolist(), None]
+    assert (third["routed_experts"], third["routed_layers"]) == (None, None)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from sqlalchemy import event, text
 
 from harnessgym.errors import TraceError
+from harnessgym.routed_experts import RoutedExperts
 from harnessgym.store import agents, new_id, rewards
 from harnessgym.store.agents import AgentRow
 from harnessgym.store.rewards import RewardRow
@@ -309,3 +310,36 @@ def test_every_sampled_token_is_trained_once_or_excluded(recording, plan):
     assert excluded.isdisjoint(seen)
     assert excluded | set(seen) == {call for call, versions in wanted.items() if versions}
     assert found.sampled == sum(map(len, wanted.values()))
+
+
+def experts(start: int, tokens: int, first: int) -> RoutedExperts:
+    return RoutedExperts(start, (first + np.arange(tokens * 4, dtype=np.uint8)).reshape(tokens, 2, 2))
+
+
+def with_experts(recording, rollout_id) -> tuple[Row, ...]:
+    return recording.store.read(lambda conn: rows_of(conn, rollout_id, group_id="g", with_experts=True)).rows
+
+
+def test_the_experts_of_a_row_are_those_of_its_own_calls(recording):
+    """Branches share the experts of their common calls; a call without any leaves a gap."""
+    rollout_id, session = rollout(recording)
+    root = session.call(4, versions=[0, 0, 0], experts=experts(0, 6, first=0))
+    session.call(2, after=root, versions=[0], experts=experts(6, 3, first=100))
+    silent = session.call(3, after=root, versions=[0, 0])
+    session.call(1, after=silent, versions=[0], experts=experts(11, 2, first=200))
+    session.call(5, versions=[0])
+    first, second, third = with_experts(recording, rollout_id)
+    assert (len(first.ids), len(second.ids), third.experts) == (10, 14, None)
+    assert first.experts.recorded.tolist() == [True] * 9 + [False]
+    assert first.experts.experts[:9, 0, 0].tolist() == [0, 4, 8, 12, 16, 20, 100, 104, 108]
+    assert second.experts.recorded.tolist() == [True] * 6 + [False] * 5 + [True] * 2 + [False]
+    assert second.experts.experts[11:13, 0, 0].tolist() == [200, 204]
+    assert np.array_equal(second.experts.experts[:6], first.experts.experts[:6])
+    assert all(row.experts is None for row in read(recording, rollout_id).rows)
+
+
+def test_experts_that_do_not_fit_a_row_are_refused(recording):
+    rollout_id, session = rollout(recording)
+    call = session.call(4, versions=[0, 0], experts=experts(0, 7, first=0))
+    with pytest.raises(TraceError, match=f"Rollout {rollout_id}, calls {call}: .* no row of 6 tokens"):
+        with_experts(recording, rollout_id)

@@ -123,7 +123,11 @@ an image processor for Qwen3.5, and computes DeepSeek's latent attention and exp
 
 def tiny_model(name: str, seed: int = 0, **options: Any) -> Any:
     """A tiny model of a family, in evaluation mode."""
-    family = FAMILIES[name]
+    return model_of(FAMILIES[name], seed, **options)
+
+
+def model_of(family: Family, seed: int = 0, **options: Any) -> Any:
+    """The same for any family."""
     config = AutoConfig.for_model(family.kind, **_SHAPE | family.options | options)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()

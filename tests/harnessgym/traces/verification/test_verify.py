@@ -5,12 +5,14 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 from sqlalchemy import update
 from typer.testing import CliRunner
 
 from harnessgym.cli.traces import app
 from harnessgym.errors import StoreError
+from harnessgym.routed_experts import RoutedExperts
 from harnessgym.store import TraceStore, policies, runs, tables
 from harnessgym.traces.token_accounting import exclude_rest
 from harnessgym.traces.verification.verify import VerificationReport, verify
@@ -40,14 +42,19 @@ class World:
     evaluation: str
 
 
+def experts_of(start: int, tokens: int) -> RoutedExperts:
+    """What an engine reports of these tokens."""
+    return RoutedExperts(start, np.arange(tokens * 6, dtype=np.uint8).reshape(tokens, 3, 2))
+
+
 @pytest.fixture
 def world(recording) -> World:
     recording.publish(0)
     first_group, first = recording.group()
     linear, forked = recording.session(first[0]), recording.session(first[1])
-    chain = [linear.call(7)]
-    for _ in range(3):
-        chain.append(linear.call(4, after=chain[-1]))
+    chain = [linear.call(7, experts=experts_of(0, 10))]
+    for turn in range(3):
+        chain.append(linear.call(4, after=chain[-1], experts=experts_of(10 + 8 * turn, 8)))
     root = forked.call(6)
     branches = forked.call(3, after=root), forked.call(5, after=root)
     shared = forked.draw(4)
@@ -97,6 +104,7 @@ def test_an_untouched_run_is_green_and_everything_was_looked_at(recording, world
     assert counts.trained_tokens + counts.excluded_tokens == sum((4 * 4, 6 * 4, 5 + 2 + 1 + 1, 2))
     assert counts.segments == 20 + 19
     assert counts.tokens > 0
+    assert counts.routed_tokens == 10 + 3 * 8
     assert seen == [(done, 7) for done in range(8)]
 
 
@@ -299,6 +307,16 @@ MUTATIONS = {
         ),
         {"advantage"},
     ),
+    "experts of fewer tokens": (sql("UPDATE routed_experts SET tokens = 7 WHERE call_id = ?", last), {"routed_experts"}),
+    "experts of tokens that there are not": (
+        sql("UPDATE routed_experts SET start = start + 2 WHERE call_id = ?", last), {"routed_experts"},
+    ),
+    "experts before the first token": (sql("UPDATE routed_experts SET start = -1 WHERE call_id = ?", last), {"routed_experts"}),
+    "experts of another shape": (
+        sql("UPDATE routed_experts SET layers = 2, top_k = 3 WHERE call_id = ?", last), {"routed_experts"},
+    ),
+    "experts in two bytes each": (sql("UPDATE routed_experts SET width = 2 WHERE call_id = ?", last), {"routed_experts"}),
+    "experts that are none": (sql("UPDATE routed_experts SET experts = X'0102' WHERE call_id = ?", last), {"routed_experts"}),
     "train tokens of a later version": (
         sql("UPDATE policy_versions SET parent_version = 0 WHERE version = 2 AND ? <> ''", last), {"staleness"},
     ),

@@ -1,0 +1,102 @@
+"""A trainer's step on rows that engines routed: it computes them by the recorded experts, in every pass."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from sqlalchemy import select
+
+from harnessgym.routed_experts import RoutedExperts
+from harnessgym.scheduling.staleness import VersionChain
+from harnessgym.store import TraceStore, expert_rows, rollouts, runs
+from harnessgym.store.tables import calls
+from harnessgym.traces.trajectories import Row
+from tests.trainers.policies.families import tiny_model
+from tests.trainers.policies.test_routing_replay import drawn, some_rows
+from tests.trainers.recorded_run import make_run, record_groups, save_model
+from trainers.batch import load_group
+from trainers.batch_collector import BatchCollector
+from trainers.gradients import score_all
+from trainers.policies import span_attention
+from trainers.policies.transformers import TransformersPolicy
+from trainers.update import UpdateSettings, make_optimizer, policy_update
+from trainers.world import ALONE
+
+
+@pytest.fixture
+def policy():
+    span_attention.register()
+    return TransformersPolicy(tiny_model("qwen3_moe"))
+
+
+@pytest.fixture
+def rows(policy):
+    """Rows of two rollouts that were sampled with experts other than the policy's own."""
+    ids, masks = some_rows()
+    routing = drawn(policy, ids)
+    with torch.no_grad():
+        sampled = policy.logprobs(ids, [np.arange(len(row)) > 0 for row in ids], 1.0, routing).numpy()
+    parts = np.split(sampled, np.cumsum([len(row) - 1 for row in ids])[:-1])
+    return [
+        Row(
+            f"r{number // 2}", "g", row, mask,
+            np.where(mask, np.pad(logprobs, (1, 0)), 0).astype(np.float32),
+            np.where(mask, 0, -1).astype(np.int32), experts=routed,
+        )
+        for number, (row, mask, logprobs, routed) in enumerate(zip(ids, masks, parts, routing, strict=True))
+    ]  # fmt: skip
+
+
+def without(rows):
+    return [replace(row, experts=None) for row in rows]
+
+
+def step(rows, **settings):
+    """The metrics and gradients of a step with advantages of both signs, from fresh weights."""
+    policy = TransformersPolicy(tiny_model("qwen3_moe"))
+    update = UpdateSettings(loss="ppo", **settings)
+    metrics = policy_update(policy, make_optimizer(policy, update), rows, [1.0, -0.5, 0.25], update)
+    return metrics, {name: tensor.grad for name, tensor in policy.named_parameters()}
+
+
+def test_ratios_are_one_with_the_recorded_experts_and_not_without(policy, rows):
+    metrics, gradients = step(rows)
+    assert metrics.mean_ratio == pytest.approx(1.0, abs=1e-5)
+    assert metrics.kl == pytest.approx(0.0, abs=1e-6)
+    assert gradients["model.model.layers.0.mlp.gate.weight"].norm() > 0
+    other, _ = step(without(rows))
+    assert other.kl > 1e-3
+
+
+@pytest.mark.parametrize("loss", ["ppo", "gspo"])
+def test_small_passes_give_the_same_gradients(policy, rows, loss):
+    """Also where a loss needs whole rollouts, which are then scored first."""
+    whole, small = (step(rows, micro_batch_tokens=size)[1] for size in (16_384, 20))
+    for name, tensor in whole.items():
+        assert torch.allclose(tensor, small[name], atol=1e-6), name
+
+
+def test_scores_are_those_of_the_recorded_experts(policy, rows):
+    for limit in (16_384, 1):
+        for row, scores in zip(rows, score_all(policy, rows, 1.0, limit, ALONE), strict=True):
+            assert np.allclose(scores[row.mask == 1], row.logprobs[row.mask == 1], atol=1e-5)
+
+
+def test_a_batch_has_them_unless_replay_is_off(tmp_path):
+    model = save_model(tmp_path / "model")
+    for setting, expected in (("auto", True), ("off", False)):
+        folder = make_run(tmp_path / setting, model, routing_replay=setting)
+        routed = RoutedExperts(0, np.ones((10, 1, 2), np.uint8))
+        record_groups(folder, range(2))
+        with TraceStore.open(folder.store_url()) as store:
+            for (call_id,) in store.read(lambda conn: conn.execute(select(calls.c.id)).all()):
+                store.write(partial(expert_rows.add, call_id=call_id, routed=routed))
+            collector = BatchCollector(store, store.read(runs.only).id, folder.config())
+            groups = list(collector.groups(0, VersionChain(()), frozenset()))
+            found = [row for group in groups for rows in group.rows for row in rows]
+            assert len(found) == 6
+            assert all((row.experts is not None) == expected for row in found)
+            group = store.read(lambda conn, name=groups[0].group.id: rollouts.group(conn, name))
+            assert all(row.experts is None for rows in load_group(store, group).rows for row in rows)
