@@ -78,7 +78,9 @@ class Answerer:
         salt = (
             f"{self._run_id}:{row.version}" if call.policy_id is None else f"{call.policy_id}:{row.version}"
         )
-        async with aclosing(upstream.generate(prompt, sampling, salt=salt)) as chunks:
+        async with aclosing(
+            upstream.generate(prompt, sampling, salt=salt, experts_from=session.expert_end(call))
+        ) as chunks:
             async for chunk in chunks:
                 worker.heard()
                 call.silence.end()

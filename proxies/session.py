@@ -276,10 +276,11 @@ class Session:
         reported = call.sampled.routed_experts
         if reported is None:
             return None
-        added = reported.beginning_at(self._expert_end(call))
+        added = reported.beginning_at(self.expert_end(call))
         return added if len(added.experts) else None
 
-    def _expert_end(self, call: Call) -> int:
+    def expert_end(self, call: Call) -> int:
+        """How many of a call's prompt tokens have their routed experts stored with earlier calls."""
         parent = call.prompt.parent
         return 0 if parent is None else self.expert_ends.get(parent.segment_id, 0)
 
@@ -294,7 +295,7 @@ class Session:
         policy_context.seen_prefixes.add(answer_digest)
         self.workers[segment.id] = call.sampled.worker
         reported = call.sampled.routed_experts
-        known = max(self._expert_end(call), 0 if reported is None else reported.end)
+        known = max(self.expert_end(call), 0 if reported is None else reported.end)
         if known:
             self.expert_ends[segment.id] = known
         self.completions[call.id] = segment.id, call.policy_id

@@ -49,8 +49,12 @@ class Upstream(Protocol):
     version: int
     """Policy version the worker is known to serve; labels tokens of an engine that does not label its own."""
 
-    def generate(self, prompt: TokenIds, sampling: Sampling, *, salt: str) -> AsyncGenerator[TokenChunk]:
+    def generate(
+        self, prompt: TokenIds, sampling: Sampling, *, salt: str, experts_from: int = 0
+    ) -> AsyncGenerator[TokenChunk]:
         """Sample a continuation. Closing the generator ends the sequence.
+
+        The routed experts of prompt tokens before `experts_from` are known: the engine may leave them out.
 
         Raises `UpstreamLost` when the worker is gone, `UpstreamSilent` when it sends nothing for too long,
         `UpstreamError` when it refuses or contradicts itself.

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from harnessgym.errors import UpstreamError
-from harnessgym.routed_experts import ExpertArray, RoutedExperts
+from harnessgym.routed_experts import ExpertArray
 
 
-def from_npy(text: str) -> RoutedExperts:
-    """What vLLM sends. Raises `UpstreamError` if it is not that."""
+def from_npy(text: str) -> ExpertArray:
+    """What vLLM sends, [tokens, layers, top_k]. Raises `UpstreamError` if it is not that."""
     try:
         experts = np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False)
     except (binascii.Error, ValueError, EOFError) as error:
@@ -30,14 +30,16 @@ def from_npy(text: str) -> RoutedExperts:
         raise UpstreamError(
             f"The engine sent routed experts of shape {list(experts.shape)}, not [tokens, layers, top_k]."
         )
-    return RoutedExperts(0, _narrow(experts))
+    return _narrow(experts)
 
 
-def from_int32(text: str, tokens: int) -> RoutedExperts:
-    """What SGLang sends for that many tokens, in one layer. Raises `UpstreamError` if it is not that."""
+def from_int32(text: str, tokens: int) -> ExpertArray:
+    """What SGLang sends for that many tokens, as [tokens, 1, layers * top_k]. Raises `UpstreamError` if it is
+    not that.
+    """
     try:
         numbers = np.frombuffer(base64.b64decode(text, validate=True), "<i4")
-        return RoutedExperts(0, _narrow(numbers.reshape(tokens, 1, -1)))
+        return _narrow(numbers.reshape(tokens, 1, -1))
     except (binascii.Error, ValueError) as error:
         raise UpstreamError(
             f"The engine sent routed experts that are no int32 numbers of {tokens} tokens: {error}"

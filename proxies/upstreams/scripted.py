@@ -78,7 +78,7 @@ class ScriptedUpstream:
         """Number of requests whose caller left before their end."""
 
     async def generate(
-        self, prompt: TokenIds, sampling: Sampling, *, salt: str
+        self, prompt: TokenIds, sampling: Sampling, *, salt: str, experts_from: int = 0
     ) -> AsyncGenerator[TokenChunk]:
         """Yield the script's next answer, cut to `max_tokens`."""
         number = len(self.asked)
@@ -115,7 +115,9 @@ class ScriptedUpstream:
             completion_tokens=len(ids) + self._miscount,
             routed_experts=None
             if self._routing is None
-            else RoutedExperts(0, scripted_experts([*prompt, *ids][:-1], *self._routing)),
+            else RoutedExperts(0, scripted_experts([*prompt, *ids][:-1], *self._routing)).beginning_at(
+                experts_from
+            ),
         )
 
     async def score(self, ids: TokenIds, temperature: float = 1.0) -> FloatArray:  # noqa: ARG002

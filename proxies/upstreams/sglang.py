@@ -21,6 +21,7 @@ import orjson
 from harnessgym.engine_timeouts import EngineTimeouts
 from harnessgym.errors import UpstreamError, UpstreamLost
 from harnessgym.message import Sampling
+from harnessgym.routed_experts import RoutedExperts
 from harnessgym.tokens import FloatArray, TokenIds
 from proxies.http_client import HttpClient, Response
 from proxies.upstream import LogprobMode, TokenChunk
@@ -61,13 +62,13 @@ class SglangUpstream:
         """None: not known, or the server may have been started again since."""
 
     async def generate(
-        self, prompt: TokenIds, sampling: Sampling, *, salt: str
+        self, prompt: TokenIds, sampling: Sampling, *, salt: str, experts_from: int = 0
     ) -> AsyncGenerator[TokenChunk]:
         """Sample a continuation.
 
         Raises `UpstreamLost` if the worker is gone or silent, `UpstreamError` if it refuses.
         """
-        body = {
+        body: dict[str, Any] = {
             "input_ids": list(prompt),
             "sampling_params": _parameters(sampling),
             "return_logprob": True,
@@ -75,17 +76,14 @@ class SglangUpstream:
             "stream": True,
             "extra_key": salt,
         }
-        if self._reports_experts is None:
-            async with self._client.request("GET", "/server_info") as response:
-                self._reports_experts = _reports_experts(response.status, await response.body())
-        if self._reports_experts:
-            body["return_routed_experts"] = True
+        if await self._asks_for_experts():
+            body |= {"return_routed_experts": True, "routed_experts_start_len": experts_from}
         seen = 0
         async with self._client.request("POST", "/generate", orjson.dumps(body)) as response:
             await check(response)
             async with aclosing(events(response)) as answers:
                 async for answer in answers:
-                    chunk = self._read(answer, seen)
+                    chunk = self._read(answer, seen, experts_from)
                     seen += len(chunk.ids)
                     yield chunk
                     if chunk.finish_reason is not None:
@@ -125,7 +123,14 @@ class SglangUpstream:
         """Close idle connections."""
         self._client.close()
 
-    def _read(self, answer: dict[str, Any], seen: int) -> TokenChunk:
+    async def _asks_for_experts(self) -> bool:
+        reports = self._reports_experts
+        if reports is None:
+            async with self._client.request("GET", "/server_info") as response:
+                reports = self._reports_experts = _reports_experts(response.status, await response.body())
+        return reports
+
+    def _read(self, answer: dict[str, Any], seen: int, experts_from: int) -> TokenChunk:
         """The tokens of an event after the first `seen`."""
         if "error" in answer:
             raise UpstreamError(f"The engine failed while it answered: {answer['error']}")
@@ -149,7 +154,11 @@ class SglangUpstream:
             raise UpstreamError(f"The engine ended its answer for an unknown reason: {finish}.")
         if kind == "abort" and finish.get("status_code") in (400, 422):
             raise UpstreamError(f"The engine refused: {finish.get('message')}")
-        experts = meta.get("routed_experts")
+        routed = None
+        if meta.get("routed_experts") is not None:
+            # The last token was sampled and not computed.
+            tokens = meta["prompt_tokens"] + total - 1 - experts_from
+            routed = RoutedExperts(experts_from, from_int32(meta["routed_experts"], tokens))
         return TokenChunk(
             ids,
             tuple(entry[0] for entry in entries),
@@ -159,10 +168,7 @@ class SglangUpstream:
             prompt_tokens=meta.get("prompt_tokens"),
             completion_tokens=total,
             cached_tokens=meta.get("cached_tokens") or 0,
-            # The last token was sampled and not computed.
-            routed_experts=None
-            if experts is None
-            else from_int32(experts, meta["prompt_tokens"] + total - 1),
+            routed_experts=routed,
         )
 
     def _versions(self, meta: dict[str, Any], seen: int, total: int) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ import orjson
 from harnessgym.engine_timeouts import EngineTimeouts
 from harnessgym.errors import UpstreamError, UpstreamLost
 from harnessgym.message import Sampling
+from harnessgym.routed_experts import RoutedExperts
 from harnessgym.tokens import FloatArray, TokenIds
 from proxies.http_client import Greeting, HttpClient, Response
 from proxies.upstream import LogprobMode, TokenChunk
@@ -104,7 +105,7 @@ class VllmUpstream:
         return HttpClient(address)
 
     async def generate(
-        self, prompt: TokenIds, sampling: Sampling, *, salt: str
+        self, prompt: TokenIds, sampling: Sampling, *, salt: str, experts_from: int = 0
     ) -> AsyncGenerator[TokenChunk]:
         """Sample a continuation.
 
@@ -116,7 +117,7 @@ class VllmUpstream:
         body = (
             _request(prompt_json, sampling, salt)
             if route == _COMPLETIONS
-            else _generate_request(prompt_json, sampling, salt)
+            else _generate_request(prompt_json, sampling, salt, experts_from)
         )
         async with self._client.request("POST", route, body) as response:
             await _check(response)
@@ -231,7 +232,8 @@ class OutsideVllmUpstream(VllmUpstream):
     async def _route(self) -> str:
         if self._reports_experts is None:
             async with self._client.request("POST", _GENERATE, orjson.dumps(_PROBE)) as response:
-                self._reports_experts = _has_experts(response.status, await response.body())
+                reports = self._reports_experts = _has_experts(response.status, await response.body())
+            return _GENERATE if reports else _COMPLETIONS
         return _GENERATE if self._reports_experts else _COMPLETIONS
 
     def _check_weights(self, status: int, body: bytes) -> None:
@@ -265,10 +267,8 @@ def _last(
     if finish == "stop" and not isinstance(stop, str):
         stop_token = stop if stop is not None else (ids[-1] if ids else None)
     experts = choice.get("routed_experts")
-    routed_experts = None if experts is None else from_npy(experts)
-    return TokenChunk(
-        tuple(ids), tuple(logprobs), tuple(versions), finish, stop_token, routed_experts=routed_experts
-    )
+    routed = None if experts is None else RoutedExperts(0, from_npy(experts))
+    return TokenChunk(tuple(ids), tuple(logprobs), tuple(versions), finish, stop_token, routed_experts=routed)
 
 
 def _logprobs(values: dict[str, Any]) -> Sequence[float]:
@@ -291,8 +291,16 @@ def _with_usage(held: TokenChunk | None, usage: dict[str, Any]) -> TokenChunk:
     if held is None:
         raise UpstreamError("The engine sent its usage before a finish reason.")
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    # They end with the last token but one. How many there are says whether the server left out the first.
+    routed = held.routed_experts
+    if routed is not None:
+        start = usage["prompt_tokens"] + usage["completion_tokens"] - 1 - routed.end
+        if start < 0:
+            raise UpstreamError(f"The engine reported the experts of {-start} tokens too many.")
+        routed = RoutedExperts(start, routed.experts)
     return replace(
         held,
+        routed_experts=routed,
         prompt_tokens=usage["prompt_tokens"],
         completion_tokens=usage["completion_tokens"],
         cached_tokens=cached,
@@ -322,7 +330,7 @@ def _request(prompt: bytes, sampling: Sampling, salt: str) -> bytes:
     return orjson.dumps(body)
 
 
-def _generate_request(prompt: bytes, sampling: Sampling, salt: str) -> bytes:
+def _generate_request(prompt: bytes, sampling: Sampling, salt: str, experts_from: int) -> bytes:
     """A request's body for `_GENERATE`; the prompt is a JSON array."""
     parameters: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
@@ -337,6 +345,8 @@ def _generate_request(prompt: bytes, sampling: Sampling, salt: str) -> bytes:
         parameters["stop_token_ids"] = list(sampling.stop_token_ids)
     if sampling.seed is not None:
         parameters["seed"] = sampling.seed
+    if experts_from:
+        parameters["routed_experts_prompt_start"] = experts_from
     return orjson.dumps(
         {
             "token_ids": orjson.Fragment(prompt),

@@ -79,8 +79,11 @@ async def asking(engine: Engine, kind: str) -> AsyncIterator[Any]:
         await task
 
 
-async def collect(upstream: Any, prompt: list[int], sampling: Sampling | None = None) -> list[TokenChunk]:
-    async with aclosing(upstream.generate(prompt, sampling or Sampling(), salt="run:0")) as chunks:
+async def collect(
+    upstream: Any, prompt: list[int], sampling: Sampling | None = None, experts_from: int = 0
+) -> list[TokenChunk]:
+    asked = upstream.generate(prompt, sampling or Sampling(), salt="run:0", experts_from=experts_from)
+    async with aclosing(asked) as chunks:
         return [chunk async for chunk in chunks]
 
 
@@ -154,6 +157,31 @@ async def test_vllm_is_asked_where_it_streams_them(dtype: type) -> None:
     assert (asked["token_ids"], asked["cache_salt"], asked["stream"]) == (prompt, "run:0", True)
 
 
+@pytest.mark.parametrize("obeys", [True, False])
+async def test_vllm_leaves_out_what_is_known(obeys: bool) -> None:
+    """A server that does not know the parameter sends everything, which is as good."""
+    prompt, sampled = [4, 5, 6], [7, 8]
+    experts = scripted_experts([*prompt, *sampled][:-1], *ROUTING)
+
+    def answer(asked: dict[str, Any]) -> Any:
+        start = asked["sampling_params"].get("routed_experts_prompt_start", 0)
+        return generated(asked, sampled, experts[start if obeys else 0 :])
+
+    async with asking(Engine(inference_v1_generate=answer), "vllm") as upstream:
+        routed = (await collect(upstream, prompt, experts_from=2))[-1].routed_experts
+    assert routed is not None
+    assert (routed.start, routed.end) == (2 if obeys else 0, 4)
+    assert np.array_equal(routed.experts, experts[routed.start :])
+
+
+async def test_vllm_cannot_report_more_than_it_computed() -> None:
+    experts = scripted_experts([4, 5, 6, 7, 8, 9], *ROUTING)
+    engine = Engine(inference_v1_generate=lambda asked: generated(asked, [7, 8], experts))
+    async with asking(engine, "vllm") as upstream:
+        with pytest.raises(UpstreamError, match="experts of 2 tokens too many"):
+            await collect(upstream, [4, 5, 6])
+
+
 async def test_a_vllm_that_reports_none_or_lacks_the_route_is_asked_for_completions() -> None:
     for routes in ({}, {"inference_v1_generate": lambda asked: generated(asked, [7], None)}):
         engine = Engine(v1_completions=completed, **routes)
@@ -194,15 +222,21 @@ def sglang(asked: dict[str, Any], experts: str | None) -> Any:
 
 async def test_sglang_is_asked_for_them_if_it_records_them() -> None:
     experts = scripted_experts([4, 5, 6, 7], *ROUTING)
-    text = base64.b64encode(experts.astype("<i4").tobytes()).decode()
     for enabled in (True, False):
+        text = base64.b64encode(experts.astype("<i4").tobytes()).decode()
         engine = Engine(
             server_info=lambda _, enabled=enabled: {"enable_return_routed_experts": enabled},
-            generate=lambda asked: sglang(asked, text if asked.get("return_routed_experts") else None),
+            generate=lambda asked: sglang(asked, text if asked.get("return_routed_experts") else None),  # noqa: B023
         )
         engine.routes["/server_info"] = engine.routes.pop("/server/info")
         async with asking(engine, "sglang") as upstream:
             (chunk,) = await collect(upstream, [4, 5, 6])
+            if enabled:
+                text = base64.b64encode(experts[2:].astype("<i4").tobytes()).decode()
+                (rest,) = await collect(upstream, [4, 5, 6], experts_from=2)
+                assert engine.asked[-1][1]["routed_experts_start_len"] == 2
+                assert rest.routed_experts is not None
+                assert (rest.routed_experts.start, rest.routed_experts.end) == (2, 4)
         assert engine.asked[-1][1].get("return_routed_experts", False) == enabled
         if not enabled:
             assert chunk.routed_experts is None
@@ -302,8 +336,8 @@ async def test_experts_of_tokens_that_there_are_not_fail_the_call(make_world: Ma
     class Wrong(ScriptedUpstream):
         """Reports one token too many."""
 
-        async def generate(self, prompt: Any, sampling: Sampling, *, salt: str) -> Any:
-            async for chunk in super().generate(prompt, sampling, salt=salt):
+        async def generate(self, prompt: Any, sampling: Sampling, *, salt: str, experts_from: int = 0) -> Any:
+            async for chunk in super().generate(prompt, sampling, salt=salt, experts_from=experts_from):
                 routed = chunk.routed_experts
                 yield (
                     chunk

@@ -180,6 +180,34 @@ async def test_a_tool_call_its_result_and_the_answer(make_world: MakeWorld, addr
         assert verify(world.store).findings == ()
 
 
+class OnGenerate(VllmUpstream):
+    """Asks where vLLM streams routed experts, which its CPU build cannot report."""
+
+    async def _route(self) -> str:
+        return "/inference/v1/generate"
+
+
+async def test_both_routes_give_the_same_answer(address: str, smol: PolicyLanguage, model: Any) -> None:
+    prompt = list(smol.renderer.render((Message("user", "Name three colours."),), ()))
+    sampling = Sampling(max_tokens=24, temperature=0.8, seed=7, stop_token_ids=smol.stop_token_ids)
+    other = OnGenerate(address)
+    async with upstream_at(address) as upstream:
+        found = [await collect(each, prompt, sampling) for each in (upstream, other)]
+        stopped = [
+            await collect(each, prompt, Sampling(max_tokens=24, temperature=0.8, seed=7, stop=(" ",)))
+            for each in (upstream, other)
+        ]
+    other.close()
+    assert ids_of(found[0]) == ids_of(found[1])
+    sampled = [logprob for chunk in found[1] for logprob in chunk.logprobs]
+    expected = vllm_cpu.logprobs_under(model, prompt, ids_of(found[1]), 0.8)
+    np.testing.assert_allclose(sampled, expected.numpy(), atol=TOLERANCE)
+    for chunks in (found, stopped):
+        ends = [(each[-1].finish_reason, each[-1].stop_token, each[-1].prompt_tokens) for each in chunks]
+        assert ends[0] == ends[1]
+        assert chunks[0][-1].completion_tokens == chunks[1][-1].completion_tokens == len(ids_of(chunks[1]))
+
+
 @pytest.mark.parametrize("temperature", [0.6, 1.4])
 async def test_logprobs_are_of_the_distribution_that_was_sampled_from(
     make_world: MakeWorld, address: str, model: Any, temperature: float
