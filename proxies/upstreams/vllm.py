@@ -6,7 +6,7 @@ labels its own tokens. Otherwise tokens get the version that the worker is known
 begins, and the sequence fails when that version changes.
 
 vLLM streams routed experts on its own route `/inference/v1/generate` only. A server that reports them is
-asked there.
+asked there, and must also run with `--enable-scale-out`.
 """
 
 import json
@@ -30,7 +30,7 @@ from proxies.upstreams.routed_experts_wire import from_npy
 _KEY = b'"prompt_token_ids":'
 _COMPLETIONS = "/v1/completions"
 _GENERATE = "/inference/v1/generate"
-_PROBE = {"token_ids": [0], "sampling_params": {"max_tokens": 1, "temperature": 0.0}}
+_PROBE = {"prompt": [0], "max_tokens": 1, "temperature": 0.0}
 """A request of one token, which every vocabulary has, to see what a server reports."""
 
 
@@ -231,7 +231,7 @@ class OutsideVllmUpstream(VllmUpstream):
 
     async def _route(self) -> str:
         if self._reports_experts is None:
-            async with self._client.request("POST", _GENERATE, orjson.dumps(_PROBE)) as response:
+            async with self._client.request("POST", _COMPLETIONS, orjson.dumps(_PROBE)) as response:
                 reports = self._reports_experts = _has_experts(response.status, await response.body())
             return _GENERATE if reports else _COMPLETIONS
         return _GENERATE if self._reports_experts else _COMPLETIONS
@@ -284,7 +284,7 @@ def _has_experts(status: int, body: bytes) -> bool:
     try:
         return status == 200 and orjson.loads(body)["choices"][0].get("routed_experts") is not None
     except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
-        return False  # another server, or one without that route
+        return False  # another server
 
 
 def _with_usage(held: TokenChunk | None, usage: dict[str, Any]) -> TokenChunk:

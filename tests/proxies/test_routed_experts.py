@@ -93,13 +93,15 @@ def npy(experts: np.ndarray) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
+def reporting(asked: dict[str, Any]) -> Any:
+    """A completion of a server that reports experts."""
+    return completed(asked, scripted_experts([0], *ROUTING))
+
+
 def generated(asked: dict[str, Any], sampled: list[int], experts: ExpertArray | str | None) -> Any:
-    """vLLM's reply: a probe is answered whole, everything else as a stream with an event for each token."""
+    """vLLM's reply: an event for each token."""
     text = npy(experts) if isinstance(experts, np.ndarray) else experts
-    if not asked.get("stream"):
-        return {
-            "choices": [{"index": 0, "token_ids": [1], "finish_reason": "length", "routed_experts": text}]
-        }
+    assert asked["stream"]
     events: list[dict[str, Any]] = []
     for token in sampled:
         last = token is sampled[-1]
@@ -114,7 +116,14 @@ def generated(asked: dict[str, Any], sampled: list[int], experts: ExpertArray | 
     return [*events, {"request_id": "r", "choices": [], "usage": usage}]
 
 
-def completed(asked: dict[str, Any]) -> Any:
+def completed(asked: dict[str, Any], experts: ExpertArray | None = None) -> Any:
+    """vLLM's reply to a completion. Only a whole one has experts."""
+    if not asked.get("stream"):
+        return {
+            "choices": [
+                {"index": 0, "text": "", "routed_experts": experts if experts is None else npy(experts)}
+            ]
+        }
     choice = {"token_ids": [5], "logprobs": {"token_logprobs": [-0.5]}, "finish_reason": "stop"}
     counts = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": 1}
     return [{"choices": [choice]}, {"choices": [], "usage": counts}]
@@ -125,7 +134,7 @@ async def test_vllm_is_asked_where_it_streams_them(dtype: type) -> None:
     prompt, sampled = [4, 5, 6], [7, 8]
     experts = scripted_experts([*prompt, *sampled][:-1], *ROUTING).astype(dtype)
     engine = Engine(
-        inference_v1_generate=lambda asked: generated(asked, sampled, experts), v1_completions=completed
+        inference_v1_generate=lambda asked: generated(asked, sampled, experts), v1_completions=reporting
     )
     sampling = Sampling(temperature=0.5, max_tokens=9, stop=("END",), stop_token_ids=(2,), seed=3)
     async with asking(engine, "vllm") as upstream:
@@ -145,11 +154,7 @@ async def test_vllm_is_asked_where_it_streams_them(dtype: type) -> None:
     assert (last.routed_experts.start, last.routed_experts.end) == (0, 4)
     assert np.array_equal(last.routed_experts.experts, experts)
     (path, probe), (_, asked), _ = engine.asked
-    assert (path, probe["token_ids"], probe["sampling_params"]["max_tokens"]) == (
-        "/inference/v1/generate",
-        [0],
-        1,
-    )
+    assert (path, probe["prompt"], probe["max_tokens"]) == ("/v1/completions", [0], 1)
     assert asked["sampling_params"] == {
         "max_tokens": 9, "temperature": 0.5, "top_p": 1.0, "top_k": 0, "logprobs": 0, "stop": ["END"],
         "stop_token_ids": [2], "seed": 3,
@@ -167,7 +172,7 @@ async def test_vllm_leaves_out_what_is_known(obeys: bool) -> None:
         start = asked["sampling_params"].get("routed_experts_prompt_start", 0)
         return generated(asked, sampled, experts[start if obeys else 0 :])
 
-    async with asking(Engine(inference_v1_generate=answer), "vllm") as upstream:
+    async with asking(Engine(inference_v1_generate=answer, v1_completions=reporting), "vllm") as upstream:
         routed = (await collect(upstream, prompt, experts_from=2))[-1].routed_experts
     assert routed is not None
     assert (routed.start, routed.end) == (2 if obeys else 0, 4)
@@ -176,28 +181,26 @@ async def test_vllm_leaves_out_what_is_known(obeys: bool) -> None:
 
 async def test_vllm_cannot_report_more_than_it_computed() -> None:
     experts = scripted_experts([4, 5, 6, 7, 8, 9], *ROUTING)
-    engine = Engine(inference_v1_generate=lambda asked: generated(asked, [7, 8], experts))
+    engine = Engine(
+        inference_v1_generate=lambda asked: generated(asked, [7, 8], experts), v1_completions=reporting
+    )
     async with asking(engine, "vllm") as upstream:
         with pytest.raises(UpstreamError, match="experts of 2 tokens too many"):
             await collect(upstream, [4, 5, 6])
 
 
-async def test_a_vllm_that_reports_none_or_lacks_the_route_is_asked_for_completions() -> None:
-    for routes in ({}, {"inference_v1_generate": lambda asked: generated(asked, [7], None)}):
-        engine = Engine(v1_completions=completed, **routes)
-        async with asking(engine, "vllm") as upstream:
+async def test_a_vllm_that_reports_none_is_asked_for_completions_until_it_may_have_changed() -> None:
+    engine = Engine(v1_completions=completed)
+    async with asking(engine, "vllm") as upstream:
+        for _ in range(2):
             (chunk,) = await collect(upstream, [4, 5])
             assert (chunk.ids, chunk.routed_experts) == ((5,), None)
+        assert [asked.get("stream", False) for _, asked in engine.asked] == [False, True, True]
+        engine.routes["/v1/completions"] = reporting
+        await upstream.healthy()
+        # Without --enable-scale-out vLLM answers with 403 and says so.
+        with pytest.raises(UpstreamError, match="status 404"):
             await collect(upstream, [4, 5])
-            assert [path for path, _ in engine.asked].count("/v1/completions") == 2
-            engine.routes = {
-                "/inference/v1/generate": lambda asked: generated(
-                    asked, [7], scripted_experts([4, 5], *ROUTING)
-                )
-            }
-            await upstream.healthy()  # it may have been started again
-            (chunk,) = (each for each in await collect(upstream, [4, 5]) if each.finish_reason)
-            assert chunk.routed_experts is not None
 
 
 @pytest.mark.parametrize(
@@ -206,7 +209,9 @@ async def test_a_vllm_that_reports_none_or_lacks_the_route_is_asked_for_completi
      (npy(np.full((4, 3, 2), -1)), "from -1 to"), (npy(np.full((4, 3, 2), 1 << 16)), "to 65536")],
 )  # fmt: skip
 async def test_what_are_no_experts_is_an_error(experts: str, reason: str) -> None:
-    engine = Engine(inference_v1_generate=lambda asked: generated(asked, [7], experts))
+    engine = Engine(
+        inference_v1_generate=lambda asked: generated(asked, [7], experts), v1_completions=reporting
+    )
     async with asking(engine, "vllm") as upstream:
         with pytest.raises(UpstreamError, match=reason):
             await collect(upstream, [4, 5, 6, 7])

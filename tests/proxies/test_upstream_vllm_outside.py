@@ -46,10 +46,13 @@ class Server:
                 await writer.wait_closed()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while head := await self._head(reader):
-            path = head.split()[1]
-            self.asked.append(path)
-            if path == "/v1/completions":
+        while request := await self._request(reader):
+            path, body = request
+            probed = path == "/v1/completions" and not json.loads(body).get("stream")
+            self.asked.append("a probe" if probed else path)
+            if probed:
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+            elif path == "/v1/completions":
                 await self._complete(writer)
             else:
                 found = path == "/health" or self.label is not None
@@ -57,16 +60,16 @@ class Server:
                 status = self.status if found else b"404 Not Found"
                 writer.write(b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status, len(body), body))
 
-    async def _head(self, reader: asyncio.StreamReader) -> str:
+    async def _request(self, reader: asyncio.StreamReader) -> tuple[str, bytes] | None:
+        """The path and the body of the next request."""
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
         except (asyncio.IncompleteReadError, ConnectionError):
-            return ""
+            return None
         (length,) = [
             int(line.split(":")[1]) for line in head.splitlines() if line.startswith("content-length")
         ]
-        await reader.readexactly(length)
-        return head
+        return head.split()[1], await reader.readexactly(length)
 
     async def _complete(self, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
@@ -123,7 +126,7 @@ async def test_each_connection_begins_with_the_question_which_weights_are_served
         # Once for all sequences it is asked whether it reports routed experts.
         assert engine.asked == [
             "/weight_info",
-            "/inference/v1/generate",
+            "a probe",
             "/v1/completions",
             "/v1/completions",
         ]

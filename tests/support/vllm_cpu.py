@@ -105,7 +105,7 @@ def command(port: int, dtype: str = "float32", model: Path = MODEL, max_length: 
         "--logprobs-mode": "processed_logprobs",
         "--worker-extension-cls": EXTENSION,
     }
-    flags = ["--enforce-eager", "--enable-prompt-tokens-details"]
+    flags = ["--enforce-eager", "--enable-prompt-tokens-details", "--enable-scale-out"]
     program = [str(VENV / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
     return [*program, *(text for pair in options.items() for text in pair), *flags]
 
