@@ -8,19 +8,24 @@ import pytest
 import torch
 from sqlalchemy import select
 
-from harnessgym.routed_experts import RoutedExperts
+from harnessgym.routed_experts import RoutedExperts, RowExperts
 from harnessgym.scheduling.staleness import VersionChain
 from harnessgym.store import TraceStore, expert_rows, rollouts, runs
 from harnessgym.store.tables import calls
 from harnessgym.traces.trajectories import Row
 from tests.trainers.policies.families import tiny_model
 from tests.trainers.policies.test_routing_replay import drawn, some_rows
+from tests.trainers.policies.test_trained_families import config_of
 from tests.trainers.recorded_run import make_run, record_groups, save_model
+from tests.trainers.test_trained_policy import ADVANTAGES, as_leader
+from tests.trainers.test_update import make_rows
+from tests.trainers.together import together
 from trainers.batch import load_group
 from trainers.batch_collector import BatchCollector
 from trainers.gradients import score_all
 from trainers.policies import span_attention
 from trainers.policies.transformers import TransformersPolicy
+from trainers.trained_policy import TrainedPolicy
 from trainers.update import UpdateSettings, make_optimizer, policy_update
 from trainers.world import ALONE
 
@@ -100,3 +105,36 @@ def test_a_batch_has_them_unless_replay_is_off(tmp_path):
             assert all((row.experts is not None) == expected for row in found)
             group = store.read(lambda conn, name=groups[0].group.id: rollouts.group(conn, name))
             assert all(row.experts is None for rows in load_group(store, group).rows for row in rows)
+
+
+def routed_step(trained_policy):
+    """The weights after a step on rows with experts at random."""
+    draw = np.random.default_rng(3)
+    rows = [
+        replace(
+            row,
+            experts=RowExperts(
+                np.stack([[draw.permutation(4)[:2] for _ in range(2)] for _ in row.ids]).astype(np.uint8),
+                np.arange(len(row.ids)) < len(row.ids) - 1,
+            ),
+        )
+        for row in make_rows(1)
+    ]
+    trained_policy.update(rows, ADVANTAGES)
+    return trained_policy.state()[0]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True}])
+def test_two_processes_replay_them_as_one_does(tmp_path, options):
+    config = config_of("qwen3_moe", tmp_path, **options)
+    found, _ = together(tmp_path / "two", 2, as_leader, config, routed_step)
+    expected = routed_step(TrainedPolicy(config))
+    own = TrainedPolicy(config)
+    own.update(make_rows(1), ADVANTAGES)
+    for name, tensor in expected.items():
+        # Adam divides small gradients by their size, so rounding shows.
+        assert torch.allclose(found[name], tensor, rtol=1e-3, atol=5e-4), name
+    assert any(
+        not torch.allclose(own.state()[0][name], tensor, atol=5e-4) for name, tensor in expected.items()
+    )

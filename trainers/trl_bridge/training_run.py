@@ -98,7 +98,9 @@ class TrainingRun:
         self._publisher = Publisher(
             self.folder.versions, self.store, run.id, self.policy_id, self.options.publish
         )
-        self._collector = BatchCollector(self.store, run.id, self.config)
+        # TRL's trainers choose experts themselves.
+        own = self.config.trainer.model_copy(update={"routing_replay": "off"})
+        self._collector = BatchCollector(self.store, run.id, self.config.model_copy(update={"trainer": own}))
         self._pending: list[TakenBatch] = []
         self._lock = threading.Lock()
         self._began = time.perf_counter()

@@ -25,12 +25,30 @@ EXPERTS = 4
 _COMMON = {
     "num_experts": EXPERTS, "num_local_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
 }  # fmt: skip
+_GROUPED = {
+    "n_routed_experts": EXPERTS, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1, "n_shared_experts": 1,
+}  # fmt: skip
+_LATENT = {
+    "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+}  # fmt: skip
+_LINEAR = {f"linear_{name}": size for name, size in (("num_key_heads", 2), ("num_value_heads", 2), ("key_head_dim", 8), ("value_head_dim", 8))}  # fmt: skip
+OTHERS = {
+    **dict.fromkeys(
+        ("mixtral", "olmoe", "flex_olmo", "qwen2_moe", "granitemoe", "granitemoeshared", "minimax", "minimax_m2", "hunyuan_v1_moe", "ernie4_5_moe"),
+        _COMMON,
+    ),
+    **dict.fromkeys(("glm4_moe", "dots1"), _GROUPED),
+    "deepseek_v2": _GROUPED | _LATENT | {"n_group": 2, "topk_method": "group_limited_greedy"},
+    "qwen3_next": _COMMON | _LINEAR | {"shared_expert_intermediate_size": 16},
+    "lfm2_moe": _COMMON | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "jamba": _COMMON | {"mamba_d_state": 8, "use_mamba_kernels": False},
+    "gemma4_text": _COMMON | {"enable_moe_block": True, "top_k_experts": 2},
+}  # fmt: skip
 MODELS = {
     **{name: lambda name=name: tiny_model(name) for name in ("qwen3_moe", "gpt_oss", "deepseek_v3", "granitemoehybrid")},
-    **{
-        kind: lambda kind=kind: model_of(Family(kind, _COMMON))
-        for kind in ("mixtral", "olmoe", "qwen2_moe", "granitemoe", "minimax_m2", "hunyuan_v1_moe", "ernie4_5_moe")
-    },
+    **{kind: lambda kind=kind: model_of(Family(kind, OTHERS[kind])) for kind in OTHERS},
 }  # fmt: skip
 
 
