@@ -8,9 +8,9 @@ version older; and vLLM's CPU build in bfloat16, if it is installed (`python -m 
 trainer is `TransformersPolicy` in float32, with the experts that the sampler recorded and without them.
 
 Per sampler: the share of tokens that the trainer would give other experts in some layer, then with and without
-replay the mean |log-probability - the sampler's|, the KL divergence by the k3 estimator, and the share of tokens
-whose probability ratio is outside [0.8, 1.2]. Also the bytes that the experts of a token take, and the time of a
-pass forward and back.
+replay the mean |log-probability - the sampler's| of all tokens and of those that such a token predicts, the KL
+divergence by the k3 estimator, and the share of tokens whose probability ratio is outside [0.8, 1.2]. Also the
+bytes that the experts of a token take, and the time of a pass forward and back.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from trainers.policies.transformers import TransformersPolicy
 from trainers.update import EagerAdamW
 
 _ROOT = Path(__file__).parents[1]
-_PROGRAM = Path(__file__).parent / "routing/vllm_sampler.py"
+_PROGRAM = Path(vllm_cpu.__file__).with_name("vllm_routing.py")
 _PROMPT, _NEW = 64, 128
 """Tokens of a prompt and of an answer."""
 _CONFIG = {
@@ -130,7 +130,7 @@ def sample_in_vllm(model: PreTrainedModel, prompts: Tensor) -> Sampled:
         np.save(f"{folder}/prompts.npy", prompts.numpy())
         python = vllm_cpu.VENV / "bin/python"
         subprocess.run(
-            [python, _PROGRAM, folder, f"{folder}/prompts.npy", f"{folder}/out.npz", str(_NEW)],
+            [python, _PROGRAM, folder, "bfloat16", f"{folder}/prompts.npy", f"{folder}/out.npz", str(_NEW)],
             check=True,
             stdout=subprocess.DEVNULL,
             env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
@@ -157,12 +157,15 @@ def own_experts(
     return torch.stack(by_row).numpy()
 
 
-def mismatch(logprobs: npt.NDArray[np.float64], sampled: npt.NDArray[np.float64]) -> dict[str, float]:
-    """How far the trainer's log-probabilities are from the sampler's."""
+def mismatch(
+    logprobs: npt.NDArray[np.float64], sampled: npt.NDArray[np.float64], rerouted: npt.NDArray[np.bool_]
+) -> dict[str, float]:
+    """How far the trainer's log-probabilities are from the sampler's; `rerouted` tokens also by themselves."""
     log_ratio = logprobs - sampled
     ratio = np.exp(log_ratio)
     return {
         "mean_abs": float(np.abs(log_ratio).mean()),
+        "mean_abs_rerouted": float(np.abs(log_ratio[rerouted]).mean()),
         "max_abs": float(np.abs(log_ratio).max()),
         "k3": float((ratio - 1 - log_ratio).mean()),
         "outside": float(((ratio < 0.8) | (ratio > 1.2)).mean()),
@@ -178,6 +181,8 @@ def measure(policy: TransformersPolicy, sampled: Sampled) -> dict[str, Any]:
     routing = [RowExperts(experts, recorded) for experts in padded]
     own = np.sort(own_experts(policy, rows, masks)[:, :-1], axis=-1)
     differs = (own != np.sort(sampled.experts, axis=-1)).any(axis=-1)
+    # A token is predicted where the one before it was computed.
+    rerouted = differs.any(axis=-1)[:, _PROMPT - 1 :].flatten()
     figures: dict[str, Any] = {
         "tokens": int(sampled.logprobs.size),
         "rerouted_tokens": float(differs.any(axis=-1).mean()),
@@ -186,7 +191,7 @@ def measure(policy: TransformersPolicy, sampled: Sampled) -> dict[str, Any]:
     for name, given in (("without", None), ("with", routing)):
         with torch.no_grad():
             logprobs = policy.logprobs(rows, masks, 1.0, given).double().numpy()
-        figures[name] = mismatch(logprobs, sampled.logprobs.flatten())
+        figures[name] = mismatch(logprobs, sampled.logprobs.flatten(), rerouted)
     for name, seconds in pass_times(policy, rows[:16], masks[:16], routing[:16]).items():
         figures[name]["pass_s"] = seconds
     packed = [len(RoutedExperts(0, each.experts[:-1]).pack()) for each in routing]
@@ -212,7 +217,14 @@ def pass_times(
 def show(figures: dict[str, dict[str, Any]]) -> None:
     """Print the table."""
     table = Table(
-        "sampler", "rerouted", "replay", "mean |log ratio|", "k3, nats", "ratio outside ±0.2", "pass, s"
+        "sampler",
+        "rerouted",
+        "replay",
+        "mean |log ratio|",
+        "of rerouted",
+        "k3, nats",
+        "ratio outside ±0.2",
+        "pass, s",
     )
     for sampler, own in figures.items():
         for name in ("without", "with"):
@@ -222,6 +234,7 @@ def show(figures: dict[str, dict[str, Any]]) -> None:
                 f"{own['rerouted_tokens']:.1%}" if name == "without" else "",
                 name,
                 f"{each['mean_abs']:.2e}",
+                f"{each['mean_abs_rerouted']:.2e}",
                 f"{each['k3']:.2e}",
                 f"{each['outside']:.2%}",
                 f"{each['pass_s']:.2f}",

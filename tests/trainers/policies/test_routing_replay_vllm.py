@@ -54,7 +54,7 @@ def test_its_experts_belong_to_their_tokens_and_bring_its_logprobs_closer(tmp_pa
     rows, exact, routing = sampled(tmp_path, "float32", prompts)
     masks = [(np.arange(len(row)) >= prompts.shape[1]).astype(np.int32) for row in rows]
     for row, routed in zip(rows, routing, strict=True):
-        own = own_experts(policy, row).experts
+        own = own_experts(policy, row).experts[:-1]
         assert (np.sort(own) == np.sort(routed.experts[:-1])).mean() > 0.999
     with torch.no_grad():
         assert torch.allclose(policy.logprobs(rows, masks, 1.0, routing).double(), exact, atol=1e-4)
