@@ -36,10 +36,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrai
 from harnessgym.routed_experts import RoutedExperts, RowExperts
 from harnessgym.tokens import IdArray
 from tests.support import vllm_cpu
+from trainers.optimizer import EagerAdamW
 from trainers.policies import span_attention
 from trainers.policies.routing_replay import routers_of
 from trainers.policies.transformers import TransformersPolicy
-from trainers.update import EagerAdamW
 
 _ROOT = Path(__file__).parents[1]
 _PROGRAM = Path(vllm_cpu.__file__).with_name("vllm_routing.py")

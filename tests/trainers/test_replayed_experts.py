@@ -22,11 +22,14 @@ from tests.trainers.test_update import make_rows
 from tests.trainers.together import together
 from trainers.batch import load_group
 from trainers.batch_collector import BatchCollector
-from trainers.gradients import score_all
+from trainers.optimizer import make_optimizer
 from trainers.policies import span_attention
 from trainers.policies.transformers import TransformersPolicy
+from trainers.references.model import ReferenceModel
+from trainers.scoring import score_all, top_all
 from trainers.trained_policy import TrainedPolicy
-from trainers.update import UpdateSettings, make_optimizer, policy_update
+from trainers.update import policy_update
+from trainers.update_settings import UpdateSettings
 from trainers.world import ALONE
 
 
@@ -87,6 +90,36 @@ def test_scores_are_those_of_the_recorded_experts(policy, rows):
     for limit in (16_384, 1):
         for row, scores in zip(rows, score_all(policy, rows, 1.0, limit, ALONE), strict=True):
             assert np.allclose(scores[row.mask == 1], row.logprobs[row.mask == 1], atol=1e-5)
+
+
+def test_the_likeliest_tokens_and_comparisons_are_those_of_the_recorded_experts(policy, rows):
+    class Same:
+        """Compares with nothing: the divergence is 0."""
+
+        def tensors(self, rows, masks):
+            return ()
+
+        def divergence(self, scores_MV):
+            return scores_MV[:, 0] * 0
+
+    for row, top in zip(rows, top_all(policy, rows, (97, 97), 1.0, 16_384, ALONE), strict=True):
+        trained = row.mask == 1
+        own = np.argsort(top.ids[trained], axis=1)[np.arange(trained.sum()), row.ids[trained]]
+        found = top.logprobs[trained][np.arange(trained.sum()), own]
+        assert np.allclose(found, row.logprobs[trained], atol=1e-5)
+    routing = [row.experts for row in rows]
+    found = policy.compared([row.ids for row in rows], [row.mask for row in rows], 1.0, Same(), routing)
+    expected = np.concatenate([row.logprobs[row.mask == 1] for row in rows])
+    assert np.allclose(found[:, 0].detach().numpy(), expected, atol=1e-5)
+
+
+def test_a_reference_that_is_another_model_chooses_its_own(rows, tmp_path):
+    """It may have no experts at all."""
+    config = make_run(tmp_path / "run", save_model(tmp_path / "model")).config()
+    for name in ("qwen3", "qwen3_moe"):
+        reference = ReferenceModel(TransformersPolicy(tiny_model(name)), config, UpdateSettings(), ALONE)
+        for routed, plain in zip(reference.logprobs(rows), reference.logprobs(without(rows)), strict=True):
+            assert np.array_equal(routed, plain)
 
 
 def test_a_batch_has_them_unless_replay_is_off(tmp_path):

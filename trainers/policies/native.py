@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from harnessgym.errors import PolicyError
 from harnessgym.tokens import IdArray
-from trainers.packing import PackedSpan, gathered, pack, packed_size
+from trainers.packing import PackedSpan, Routing, gathered, pack, packed_size
 from trainers.policies import native_weights
 from trainers.policies.native_config import NativeConfig
 from trainers.policy import Policy
