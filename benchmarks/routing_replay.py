@@ -194,7 +194,7 @@ def measure(policy: TransformersPolicy, sampled: Sampled) -> dict[str, Any]:
         figures[name] = mismatch(logprobs, sampled.logprobs.flatten(), rerouted)
     for name, seconds in pass_times(policy, rows[:16], masks[:16], routing[:16]).items():
         figures[name]["pass_s"] = seconds
-    packed = [len(RoutedExperts(0, each.experts[:-1]).pack()) for each in routing]
+    packed = [len(RoutedExperts(0, each.experts[:-1]).packed().experts) for each in routing]
     figures["bytes_per_token"] = {
         "raw": int(np.prod(sampled.experts.shape[2:])),
         "stored": sum(packed) / (len(rows) * int(recorded.sum())),

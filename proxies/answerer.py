@@ -79,7 +79,7 @@ class Answerer:
             f"{self._run_id}:{row.version}" if call.policy_id is None else f"{call.policy_id}:{row.version}"
         )
         async with aclosing(
-            upstream.generate(prompt, sampling, salt=salt, experts_from=session.expert_end(call))
+            upstream.generate(prompt, sampling, salt=salt, experts_from=session.experts.known(call))
         ) as chunks:
             async for chunk in chunks:
                 worker.heard()

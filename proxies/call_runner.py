@@ -112,6 +112,9 @@ class CallRunner:
             new_id(), session.row.id, "completion", call.prompt_segment, TokenArray(sampled.ids), logprobs
         )
         digest = answer_digest(call.chain, message)
+        added = session.experts.added(call)
+        # In a thread, since the experts of a long prompt are megabytes.
+        experts = None if added is None else await asyncio.to_thread(added.packed)
         outcome = CallOutcome(
             call_id=call.id,
             segment=segment,
@@ -124,7 +127,7 @@ class CallRunner:
             timings=_timings(sampled, started) | call.silence.timings(),
             status=status,
             body=None if sampled.body is None else split_body(sampled.body),
-            routed_experts=session.new_experts(call),
+            routed_experts=experts,
         )
         # Commit first, then change the session, then settle. A client can act on an answer only once it is
         # settled, so nothing it does can refer to a call that a crash would lose.

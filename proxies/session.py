@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harnessgym.message import Message, Sampling, chain_digests
-from harnessgym.routed_experts import RoutedExperts
 from harnessgym.run_config.session import SessionOptions
 from harnessgym.store import agents, bodies, calls, events, sessions
 from harnessgym.store.agents import AgentRow
@@ -37,6 +36,7 @@ from proxies.previous import not_found, response_id
 from proxies.reading import BodyReader
 from proxies.recent_calls import RecentCalls
 from proxies.session_restore import latest_requests
+from proxies.stored_experts import StoredExperts
 
 OWN_FAULT = frozenset({"malformed", "unsupported", "too_large", "too_slow", "overflow"})
 """Problems of a request that count against its session's budget."""
@@ -76,9 +76,7 @@ class Session:
     """Calls that a later prompt contains."""
     workers: dict[str, str] = field(default_factory=dict)
     """Completion segment to the worker that sampled it and has its prefix cached."""
-    expert_ends: dict[str, int] = field(default_factory=dict)
-    """Completion segment to the number of tokens up to its end whose routed experts are stored. Not restored:
-    after a restart a call stores those of its whole prompt again."""
+    experts: StoredExperts = field(default_factory=StoredExperts)
     completions: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     """Call id to the segment that it sampled and the policy that sampled it."""
     tokens: int = 0
@@ -271,19 +269,6 @@ class Session:
         self.recent.add(call)
         self.next_ordinal = max(self.next_ordinal, call.ordinal + 1)
 
-    def new_experts(self, call: Call) -> RoutedExperts | None:
-        """The routed experts that a call adds to those of the calls it continues; None if there are none."""
-        reported = call.sampled.routed_experts
-        if reported is None:
-            return None
-        added = reported.beginning_at(self.expert_end(call))
-        return added if len(added.experts) else None
-
-    def expert_end(self, call: Call) -> int:
-        """How many of a call's prompt tokens have their routed experts stored with earlier calls."""
-        parent = call.prompt.parent
-        return 0 if parent is None else self.expert_ends.get(parent.segment_id, 0)
-
     def record(self, call: Call, segment: Segment, answer: Message, answer_digest: str) -> None:
         """Add a committed call: later requests can continue it."""
         policy_context = self.policy_context(call.policy_id)
@@ -294,10 +279,7 @@ class Session:
         policy_context.conversations.answer(call.id, answer, call.sampled.finish_reason)
         policy_context.seen_prefixes.add(answer_digest)
         self.workers[segment.id] = call.sampled.worker
-        reported = call.sampled.routed_experts
-        known = max(self.expert_end(call), 0 if reported is None else reported.end)
-        if known:
-            self.expert_ends[segment.id] = known
+        self.experts.stored(call, segment.id)
         self.completions[call.id] = segment.id, call.policy_id
         self.tokens += len(segment.ids)
 

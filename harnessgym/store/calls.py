@@ -19,7 +19,7 @@ from sqlalchemy import Connection, bindparam, insert, or_, select, update
 
 from harnessgym.errors import StoreError
 from harnessgym.outcome.engine_silence import CallSilence
-from harnessgym.routed_experts import RoutedExperts
+from harnessgym.routed_experts import PackedExperts
 from harnessgym.store import bodies, expert_rows
 from harnessgym.store.bodies import SplitBody
 from harnessgym.store.owned_rows import parents_first
@@ -114,7 +114,7 @@ class CallOutcome:
     status: CallStatus = "committed"
     body: SplitBody | None = None
     """The answer as the outside model sent it."""
-    routed_experts: RoutedExperts | None = None
+    routed_experts: PackedExperts | None = None
     """Which experts computed the call's tokens, if the engine says so. Those that the calls before it have
     are left out."""
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from harnessgym.errors import TraceError
-from harnessgym.routed_experts import RoutedExperts, RowExperts
+from harnessgym.routed_experts import PackedExperts, RoutedExperts, RowExperts
 
 SHAPES = st.tuples(st.integers(0, 9), st.integers(1, 4), st.integers(1, 3))
 
@@ -25,7 +25,7 @@ def numbered(start: int, tokens: int, first: int = 0, dtype: type = np.uint8) ->
 )
 def test_what_is_packed_is_unpacked(experts, start):
     routed = RoutedExperts(start, experts)
-    found = RoutedExperts.unpack(routed.pack(), start, experts.shape, experts.itemsize)
+    found = routed.packed().unpacked()
     assert (found.start, found.end, found.experts.dtype) == (start, start + len(experts), experts.dtype)
     assert np.array_equal(found.experts, experts)
 
@@ -41,7 +41,7 @@ def test_what_is_packed_is_unpacked(experts, start):
 )
 def test_other_bytes_are_refused(blob, shape, width):
     with pytest.raises(TraceError, match="are not the routed experts of 1 tokens in 2 layers, 3 each"):
-        RoutedExperts.unpack(blob, 0, shape, width)
+        PackedExperts(0, *shape, width, blob).unpacked()
 
 
 @pytest.mark.parametrize(

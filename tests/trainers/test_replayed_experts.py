@@ -130,7 +130,7 @@ def test_a_batch_has_them_unless_replay_is_off(tmp_path):
         record_groups(folder, range(2))
         with TraceStore.open(folder.store_url()) as store:
             for (call_id,) in store.read(lambda conn: conn.execute(select(calls.c.id)).all()):
-                store.write(partial(expert_rows.add, call_id=call_id, routed=routed))
+                store.write(partial(expert_rows.add, call_id=call_id, packed=routed.packed()))
             collector = BatchCollector(store, store.read(runs.only).id, folder.config())
             groups = list(collector.groups(0, VersionChain(()), frozenset()))
             found = [row for group in groups for rows in group.rows for row in rows]

@@ -9,21 +9,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
 
 from harnessgym.errors import PolicyError
-from harnessgym.routed_experts import RowExperts
-from trainers.packing import Index
+from harnessgym.routed_experts import ExpertArray, RowExperts
+from trainers.packing import Index, Routing
 
 _ROUTERS = ("gate", "router")
 """Names of the module that chooses experts, in the families of transformers."""
-_TOPK = (torch.topk, Tensor.topk)
+_TOP_K = ("num_experts_per_tok", "moe_topk", "top_k_experts")
+"""What families call the number of experts per token."""
+_BEST = (torch.topk, Tensor.topk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +69,18 @@ class RoutingReplay:
         self._experts_LNK: Tensor | None = None
         """What the pass under way replays."""
 
+    @classmethod
+    def of_model(cls, model: PreTrainedModel) -> Self:
+        """For a model of transformers, with experts or without."""
+        text = model.config.get_text_config()
+        top_k = next((getattr(text, name) for name in _TOP_K if getattr(text, name, None)), 0)
+        return cls(model, int(top_k), int(text.num_hidden_layers))
+
     @contextmanager
     def replaying(self, experts_LNK: Tensor | None) -> Iterator[None]:
         """Within this context the model's pass over N tokens uses these experts.
 
-        int64 [routers, N, top_k], -1 where the model chooses itself; None: it always does. Raises
+        int16 [routers, N, top_k], -1 where the model chooses itself; None: it always does. Raises
         `PolicyError` if a router did not choose once, by `torch.topk` over all experts.
         """
         if experts_LNK is None:
@@ -104,33 +113,35 @@ class RoutingReplay:
         return nullcontext(), self._hooked(self._experts_LNK, [0] * len(self.routers))
 
     def of_rows(
-        self, routing: Sequence[RowExperts | None], places: Sequence[Index], tokens: int, device: torch.device
+        self, routing: Routing, places: Sequence[Index], tokens: int, device: torch.device
     ) -> Tensor | None:
         """The experts of a pass over `tokens` tokens, as `replaying` takes them; None if no row has any.
 
         `places` are the positions of each row's tokens in the pass. Raises `PolicyError` for experts that the
         model does not have.
         """
-        if not any(each is not None for each in routing):
+        if routing is None or all(each is None for each in routing):
             return None
         if not self.routers:
             raise PolicyError(
                 "The rows have routed experts, and the model has no experts that could be replayed. Set "
                 'trainer.routing_replay = "off".'
             )
-        experts = np.full((len(self.routers), tokens, self.top_k), -1, np.int64)
+        experts = np.full((len(self.routers), tokens, self.top_k), -1, np.int16)
+        limits = np.array([router.experts for router in self.routers])[:, None]
         for each, place in zip(routing, places, strict=True):
-            if each is not None:
-                experts[:, place[each.recorded]] = self._by_router(each).transpose(1, 0, 2)
-        limits = np.array([router.experts for router in self.routers])
-        if (experts >= limits[:, None, None]).any():
-            raise PolicyError(
-                f"The rows were routed to expert {experts.max()}, and the model has {limits.min()} experts: "
-                "they were sampled by another model."
-            )
+            if each is None:
+                continue
+            chosen = self._by_router(each)
+            if (chosen >= limits).any():
+                raise PolicyError(
+                    f"The rows were routed to expert {chosen.max()}, and the model has {limits.min()} "
+                    "experts: they were sampled by another model."
+                )
+            experts[:, place[each.recorded]] = chosen.transpose(1, 0, 2)
         return torch.from_numpy(experts).to(device)
 
-    def _by_router(self, row: RowExperts) -> npt.NDArray[np.int64]:
+    def _by_router(self, row: RowExperts) -> ExpertArray:
         """The recorded tokens' experts [tokens, routers, top_k]."""
         size = int(np.prod(row.experts.shape[1:]))
         layers = size // self.top_k if self.top_k else 0
@@ -141,7 +152,7 @@ class RoutingReplay:
             )
         # Some engines report one flat list per token, and some all layers, with zeros where there are no
         # experts.
-        experts = row.experts[row.recorded].reshape(-1, layers, self.top_k).astype(np.int64)
+        experts = row.experts[row.recorded].reshape(-1, layers, self.top_k)
         return experts if layers == len(self.routers) else experts[:, [each.layer for each in self.routers]]
 
     @contextmanager
@@ -179,13 +190,14 @@ class _RecordedChoice(TorchFunctionMode):
     ) -> Any:
         """Call a function of torch."""
         out = func(*args, **(kwargs or {}))
-        if func not in _TOPK:
+        if func not in _BEST:
             return out
         scores = args[0] if args else (kwargs or {})["input"]
         if scores.shape != self.scores or out.indices.shape != self.experts_NK.shape:
             return out  # it chooses groups of experts
         self.count()
-        chosen = torch.where(self.experts_NK < 0, out.indices, self.experts_NK)
+        recorded = self.experts_NK.to(out.indices.dtype)
+        chosen = torch.where(recorded < 0, out.indices, recorded)
         return torch.return_types.topk((scores.gather(-1, chosen), chosen))
 
 

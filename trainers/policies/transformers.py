@@ -39,8 +39,6 @@ _BY_LENGTH = frozenset({"dynamic", "longrope"})
 """Kinds of RoPE whose angles depend on the length of the longest row."""
 _ROUTERS = frozenset({"gate", "router"})
 """Linear layers that choose experts. They get no adapters."""
-_TOP_K = ("num_experts_per_tok", "moe_topk", "top_k_experts")
-"""What families call the number of experts per token."""
 _UNBOUNDED = 1 << 20
 """Context of a model that states none."""
 _TRIED_WINDOW = 64
@@ -80,7 +78,7 @@ class TransformersPolicy(Policy):
             self.one_process_because = (
                 "its RoPE depends on the length of a row, so long rows have passes of their own"
             )
-        self.routing_replay = _routing_replay(model)
+        self.routing_replay = RoutingReplay.of_model(model)
         # Not as submodules, whose weights would count twice.
         self._head = (self._choose_head(),)
         self.padded_because = self._why_padded() if packed else "it keeps its own attention"
@@ -155,7 +153,8 @@ class TransformersPolicy(Policy):
 
     def trunk(self) -> "TransformersPolicy":
         """A copy without the vocabulary's projection."""
-        model = copy.deepcopy(self.model)
+        # Together, since the model's blocks refer to it where they recompute activations.
+        model, routing_replay = copy.deepcopy((self.model, self.routing_replay))
         head = model.get_output_embeddings()
         for name, module in model.named_modules():
             if module is head:
@@ -163,7 +162,7 @@ class TransformersPolicy(Policy):
                 break
         trunk = TransformersPolicy.__new__(TransformersPolicy)
         Policy.__init__(trunk)
-        trunk.model = model
+        trunk.model, trunk.routing_replay = model, routing_replay
         for name in (
             "vocabulary",
             "context",
@@ -174,7 +173,6 @@ class TransformersPolicy(Policy):
             "checkpointing",
         ):
             setattr(trunk, name, getattr(self, name))
-        trunk.routing_replay = _routing_replay(model)
         return trunk
 
     def linear_layers(self) -> tuple[str, ...]:
@@ -332,8 +330,7 @@ class TransformersPolicy(Policy):
     ) -> AbstractContextManager[None]:
         """The context of a pass over `tokens` tokens, of which `paths` are those of each row."""
         replay = self.routing_replay
-        experts = None if routing is None else replay.of_rows(routing, paths, tokens, self.device)
-        return replay.replaying(experts)
+        return replay.replaying(replay.of_rows(routing, paths, tokens, self.device))
 
     def _passes(self, rows: Sequence[IdArray]) -> Iterator[list[int]]:
         """Which rows share a pass. In order, so that results are, too."""
@@ -493,12 +490,6 @@ def _turn_off_dropout(model: PreTrainedModel) -> None:
         for name, value in list(vars(module).items()):
             if "drop" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
-
-
-def _routing_replay(model: PreTrainedModel) -> RoutingReplay:
-    text = model.config.get_text_config()
-    top_k = next((getattr(text, name) for name in _TOP_K if getattr(text, name, None)), 0)
-    return RoutingReplay(model, int(top_k), int(text.num_hidden_layers))
 
 
 def _plain(name: str) -> str:

@@ -66,7 +66,7 @@ def count(store):
 def test_they_are_removed_with_their_rollout_and_counted(store, recorded):
     removed = store.write(lambda conn: removal.remove(conn, [recorded[0]]))
     assert removed.rows["routed_experts"] == 2
-    assert removed.bytes > sum(len(routed.pack()) for routed in recorded[1].values())
+    assert removed.bytes > sum(len(routed.packed().experts) for routed in recorded[1].values())
     assert count(store) == 1
 
 

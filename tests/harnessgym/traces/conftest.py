@@ -72,7 +72,7 @@ class SessionRecording:
         usage = {"prompt_tokens": len(ids), "completion_tokens": len(versions)}
         outcome = CallOutcome(
             call_id, completion, spans_of(versions), new_id(), "stop", 2, "engine-0", usage, {"total_s": 0.1}, status,
-            routed_experts=experts,
+            routed_experts=None if experts is None else experts.packed(),
         )  # fmt: skip
         self.store.write(lambda conn: calls.finish(conn, outcome))
         return call_id
