@@ -239,9 +239,10 @@ def show(figures: dict[str, dict[str, Any]]) -> None:
                 f"{each['outside']:.2%}",
                 f"{each['pass_s']:.2f}",
             )
-    Console().print(table)
+    console = Console(width=120)
+    console.print(table)
     stored = next(iter(figures.values()))["bytes_per_token"]
-    Console().print(f"A token's experts: {stored['raw']} bytes, {stored['stored']:.1f} stored.")
+    console.print(f"A token's experts: {stored['raw']} bytes, {stored['stored']:.1f} stored.")
 
 
 def main() -> None:
