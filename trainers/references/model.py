@@ -85,4 +85,4 @@ class ReferenceModel:
 
 def _unrouted(rows: Sequence[Row]) -> list[Row]:
     """The rows without their recorded experts, which are the policy's: another model chooses its own."""
-    return [replace(row, experts=None) for row in rows]
+    return [row if row.experts is None else replace(row, experts=None) for row in rows]
