@@ -7,7 +7,7 @@ removed.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -255,7 +255,10 @@ class Attempt:
         if silent := blamed(silences, timed_out=result.timed_out, wall_s=wall_s):
             raise RolloutFailed(Cause.ENGINE_SILENT, silent)
         if calls == 0:
-            raise RolloutFailed(Cause.NO_CALLS, f"The harness never called the proxy. {described(result)}")
+            refused = await self.pipeline.store.aread(
+                lambda conn: events.of_rollout(conn, row.id, "refused_request")
+            )
+            raise RolloutFailed(Cause.NO_CALLS, f"{without_calls(refused)} {described(result)}")
 
     def _collect_artifacts(self, task: Task) -> AbstractAsyncContextManager[CollectedArtifacts]:
         return collected_artifacts(task, self._sandbox, self.pipeline.backend.root, self._left_behind.append)
@@ -395,6 +398,14 @@ def _refused(error: BaseException) -> str:
     from harnessgym.disk import full_disk
 
     return full_disk(error) or f"The machine refused: {error!r}."
+
+
+def without_calls(refused: Sequence[EventRow]) -> str:
+    """Why a harness made no call: the proxy refused it, or it never asked."""
+    if not refused:
+        return "The harness never called the proxy."
+    message = refused[0].attributes.get("message") or refused[0].attributes.get("problem", "")
+    return f"The proxy refused the harness's {len(refused)} requests and made no call. The first: {message}"
 
 
 def described(result: ExecResult) -> str:

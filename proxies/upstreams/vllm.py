@@ -289,7 +289,11 @@ def _has_experts(status: int, body: bytes) -> bool:
 
 def _with_usage(held: TokenChunk | None, usage: dict[str, Any]) -> TokenChunk:
     if held is None:
-        raise UpstreamError("The engine sent its usage before a finish reason.")
+        if usage["completion_tokens"]:
+            raise UpstreamError("The engine sent its usage before a finish reason.")
+        # vLLM leaves out a chunk that has neither text nor tokens, also that of a sequence which is aborted
+        # for new weights before its first token.
+        held = TokenChunk((), (), (), "abort")
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     # They end with the last token but one. How many there are says whether the server left out the first.
     routed = held.routed_experts

@@ -1,7 +1,7 @@
 """The recipes that are pipelines of commands, DPO and a teacher: each script runs as it stands, with a tiny random model and
 the few variables that each test sets.
 
-    HARNESSGYM_REQUIRE=bubblewrap,agents,litellm pytest tests/examples/test_recipe_pipelines.py
+    HARNESSGYM_REQUIRE=bubblewrap,agents,collector pytest tests/examples/test_recipe_pipelines.py
 """
 
 import difflib
@@ -159,7 +159,8 @@ def teacher_of(task):
 
 
 @pytest.mark.skipif(
-    not COLLECTOR.exists() and "litellm" not in REQUIRED, reason=f"litellm has no environment at {COLLECTOR}"
+    not COLLECTOR.exists() and "collector" not in REQUIRED,
+    reason=f"litellm has no environment at {COLLECTOR}",
 )
 def test_a_teacher(model, tmp_path):
     """The teacher is a script behind the proxy; the proxy of the recipe reaches it through litellm."""

@@ -32,6 +32,8 @@ class Server:
         self.status = b"200 OK"
         self.info: bytes | None = None
         self.asked: list[str] = []
+        self.aborts = False
+        """Whether sequences are aborted before their first token."""
         self.go_on = asyncio.Event()
         self.go_on.set()
         self.tasks = set[Any]()
@@ -73,12 +75,13 @@ class Server:
 
     async def _complete(self, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
-        for number, finish in enumerate((None, None, "length")):
+        for number, finish in enumerate(() if self.aborts else (None, None, "length")):
             choice = {"token_ids": [number], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": finish}
             self._event(writer, {"choices": [choice]})
             if number == 0:
                 await self.go_on.wait()
-        self._event(writer, DONE)
+        usage = {"prompt_tokens": 2, "completion_tokens": 0}
+        self._event(writer, {"choices": [], "usage": usage} if self.aborts else DONE)
         writer.write(b"0\r\n\r\n")
 
     @staticmethod
@@ -177,6 +180,14 @@ async def test_an_answer_ends_when_the_worker_gets_another_version_in_its_middle
             engine.go_on.set()
             with pytest.raises(UpstreamLost, match="went from version 1 to 2 in the middle"):
                 await anext(chunks)
+
+
+async def test_a_sequence_that_is_aborted_before_its_first_token_is_an_aborted_one() -> None:
+    """vLLM 0.32 then sends its usage alone (entrypoints/openai/completion/serving.py skips empty chunks)."""
+    async with served() as (engine, connect):
+        engine.aborts = True
+        (chunk,) = await collect(connect(0))
+        assert (chunk.ids, chunk.finish_reason, chunk.completion_tokens) == ((), "abort", 0)
 
 
 async def test_a_worker_that_is_drained_is_not_suspected_for_the_calls_that_were_ended() -> None:

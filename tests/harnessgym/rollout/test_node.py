@@ -154,6 +154,13 @@ async def test_a_harness_that_never_calls_is_tried_again_and_then_ends_the_node_
         assert count(line, rewards) == 0
 
 
+async def test_a_harness_whose_every_request_is_refused_is_told_why(make_line):
+    async with make_line("is_refused", max_attempts=1) as line:
+        with pytest.raises(SandboxError, match=r"refused the harness's 1 requests.*unheard_of"):
+            await line.run(lambda _: False)
+        assert {row["stop_reason"] for row in line.rollouts()} == {"no_calls"}
+
+
 async def test_beside_a_broken_harness_the_good_one_goes_on_in_reduced_groups(make_line):
     async with make_line(
         "good", "never_calls", group_size=4, groups_per_step=3, abort_after_failures=24

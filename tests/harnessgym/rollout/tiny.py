@@ -41,6 +41,7 @@ HARNESSES = {
     "sleeps": "call(); time.sleep(600)",
     "floods": "call(); sys.stdout.write('x' * 12_000_000); sys.stderr.write('y' * 12_000_000)",
     "never_calls": "print('nothing to do')",
+    "is_refused": "\ntry: call([{'type': 'unheard_of'}])\nexcept OSError: print('refused')",
     "lingers": (
         "import random\nfor i in range(random.choice([1, 1, 1, 3])): call(str(i)); "
         "time.sleep(random.choice([0, 0.3]))\n"
