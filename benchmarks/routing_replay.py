@@ -37,7 +37,6 @@ from harnessgym.routed_experts import RoutedExperts, RowExperts
 from harnessgym.tokens import IdArray
 from tests.support import vllm_cpu
 from trainers.optimizer import EagerAdamW
-from trainers.policies import span_attention
 from trainers.policies.routing_replay import routers_of
 from trainers.policies.transformers import TransformersPolicy
 
@@ -254,7 +253,6 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64, help="answers per sampler")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/out/routing_replay.json"))
     options = parser.parse_args()
-    span_attention.register()
     corpus = text()
     model = trained(options.steps, corpus)
     starts = torch.randint(0, len(corpus) - _PROMPT, (options.rows,)).tolist()

@@ -7,7 +7,8 @@ training; this shares the prefixes of any tree.)
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +55,28 @@ class Packed:
     spans: tuple[PackedSpan, ...]
     paths: tuple[Index, ...]
     """Per row the packed positions of its tokens, int64 [T]."""
+    order: tuple[int, ...]
+    """The rows, sorted: each shares its prefix with the one before."""
+    masks: dict[int | None, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What an attention made of the rows for a sliding window, to be used in all layers."""
+
+    def intervals(self) -> tuple[Tensor, Tensor]:
+        """When a walk over the tree of prefixes enters each token, and when it leaves what continues it,
+        int64 [N] each. A token attends to those that were entered, and not left, when the walk enters it.
+        """
+        enter, leave = np.empty(len(self.ids_N), np.int64), np.empty(len(self.ids_N), np.int64)
+        before = np.empty(0, np.int64)
+        count = 0
+        for row in self.order:
+            path = self.paths[row]
+            shared = shared_beginning(path, before)
+            leave[before[shared:]] = count
+            fresh = len(path) - shared
+            enter[path[shared:]] = np.arange(count, count + fresh)
+            before, count = path, count + fresh
+        leave[before] = count
+        device = self.ids_N.device
+        return _tensor(enter, device), _tensor(leave, device)
 
     def trained(self, masks: Sequence[IdArray]) -> tuple[Tensor, Tensor]:
         """For the tokens with mask 1, row after row: the packed position of the token before, and the token's
@@ -105,7 +128,7 @@ def pack(
         ids[own] = rows[part.row][part.shared :]
         positions[own] = np.arange(part.shared, part.shared + part.fresh)
     spans = tuple(_span(group, paths, device) for group in groups)
-    return Packed(_tensor(ids, device), _tensor(positions, device), spans, paths)
+    return Packed(_tensor(ids, device), _tensor(positions, device), spans, paths, tuple(ordered))
 
 
 def sharing_keys(rows: Sequence[IdArray], routing: Routing) -> Sequence[IdArray]:
@@ -126,7 +149,7 @@ def sharing_keys(rows: Sequence[IdArray], routing: Routing) -> Sequence[IdArray]
     return out
 
 
-def shared_beginning(a: IdArray, b: IdArray) -> int:
+def shared_beginning(a: npt.NDArray[np.integer[Any]], b: npt.NDArray[np.integer[Any]]) -> int:
     """The length of two rows' common prefix."""
     length = min(len(a), len(b))
     differs = np.flatnonzero(a[:length] != b[:length])

@@ -56,6 +56,7 @@ class TrainedPolicy:
             Path(config.policy.path),
             config.policy.implementation,
             checkpointing=config.trainer.gradient_checkpointing,
+            attention=config.policy.attention,
         )
         if world.size > 1 and self.policy.one_process_because:
             raise TrainerError(

@@ -41,6 +41,8 @@ _WEIGH_CHANNELS = ("gdpo", "m_grpo")
 
 Implementation = Literal["auto", "native", "transformers"]
 """Kinds of policies; see `trainers.policy`."""
+PackedAttention = Literal["sdpa", "flex"]
+"""How rows that are packed into one sequence attend; see `trainers.policies`."""
 
 
 class PolicySection(Config):
@@ -53,6 +55,9 @@ class PolicySection(Config):
     implementation: Implementation = "auto"
     """What trains it. native: our module of Qwen3 and Llama, fast on CPUs. transformers: any model that
     transformers loads. auto: native where it computes the architecture."""
+    attention: PackedAttention = "sdpa"
+    """How packed rows attend in models of transformers. sdpa: a product for each group of rows with masks.
+    flex: torch's FlexAttention, one product for all; on CUDA a compiled kernel."""
     parser: str = "auto"
     """Parser of its answers, by the grammar of their tool calls: a name of docs/models.md, or `module:Class`.
     auto: the one that reads what the chat template writes."""
@@ -343,6 +348,15 @@ class RunConfig(Config):
             raise ValueError(
                 "replay.reuse: with several policies a group belongs to one batch and cannot be trained in a "
                 "later one. Set it to 0, or train one policy"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _attention_has_gradients(self) -> "RunConfig":
+        if self.trainer.device == "cpu" and any(each.attention == "flex" for each in self.all_policies):
+            raise ValueError(
+                'policy.attention = "flex": torch has no gradients of it on CPUs. Leave it out, or set '
+                'trainer.device = "cuda"'
             )
         return self
 

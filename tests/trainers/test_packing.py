@@ -29,6 +29,18 @@ def forests(draw):
 
 @settings(max_examples=60)
 @given(rows=forests())
+def test_a_token_attends_to_its_path_alone_by_intervals(rows):
+    packed = pack(rows)
+    enter, leave = (each.numpy() for each in packed.intervals())
+    assert sorted(enter.tolist()) == list(range(len(enter)))
+    for path in packed.paths:
+        for at, token in enumerate(path):
+            attended = np.flatnonzero((enter <= enter[token]) & (enter[token] < leave))
+            assert set(attended.tolist()) == set(path[: at + 1].tolist())
+
+
+@settings(max_examples=60)
+@given(rows=forests())
 def test_a_path_spells_its_row_and_no_token_stands_twice_for_nothing(rows):
     packed = pack(rows)
     found = packed.ids_N.numpy()

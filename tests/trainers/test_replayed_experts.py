@@ -23,7 +23,6 @@ from tests.trainers.together import together
 from trainers.batch import load_group
 from trainers.batch_collector import BatchCollector
 from trainers.optimizer import make_optimizer
-from trainers.policies import span_attention
 from trainers.policies.transformers import TransformersPolicy
 from trainers.references.model import ReferenceModel
 from trainers.scoring import score_all, top_all
@@ -35,7 +34,6 @@ from trainers.world import ALONE
 
 @pytest.fixture
 def policy():
-    span_attention.register()
     return TransformersPolicy(tiny_model("qwen3_moe"))
 
 

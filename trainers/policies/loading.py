@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from harnessgym.errors import PolicyError
-from harnessgym.run_config.run import Implementation
+from harnessgym.run_config.run import Implementation, PackedAttention
 from trainers.policies.model_folder import read_config, weight_files, why_not_native
 from trainers.policies.native import NativePolicy
 from trainers.policies.native_config import NativeConfig
@@ -18,9 +18,13 @@ from trainers.policy import Policy
 
 
 def load_policy(
-    folder: Path, implementation: Implementation = "auto", *, checkpointing: bool = False
+    folder: Path,
+    implementation: Implementation = "auto",
+    *,
+    checkpointing: bool = False,
+    attention: PackedAttention = "sdpa",
 ) -> Policy:
-    """Load a policy to train, in float32.
+    """Load a policy to train, in float32. `attention` is that of packed rows in models of transformers.
 
     `auto` is `native` for the architectures that it computes, else `transformers`. With `checkpointing` the
     backward pass computes each block again, so that memory holds the activations of one block.
@@ -34,7 +38,7 @@ def load_policy(
         # Importing transformers and a model's module takes seconds.
         from trainers.policies.transformers import load_transformers
 
-        policy = load_transformers(folder)
+        policy = load_transformers(folder, attention=attention)
     if checkpointing:
         policy.recompute_activations()
     return policy

@@ -4,6 +4,7 @@ A model calls it in every layer in place of its own attention, with queries, key
 sequence. The spans (`trainers.packing`) say what attends to what, so the model gets no mask.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -52,11 +53,7 @@ def attend(
     `softcap` bounds scores by its tanh; `s_aux` is a score per head that takes a share of the softmax and has
     no value (attention sinks, gpt-oss). Raises `SpansUnsupported` for what is not computed here.
     """
-    if packed is None:
-        raise SpansUnsupported("its layers do not pass arguments on to attention")
-    unknown = [name for name, given in others.items() if given is not None and name not in _IGNORED]
-    if unknown or attention_mask is not None:
-        raise SpansUnsupported(f"its attention has {unknown[0] if unknown else 'a mask of its own'}")
+    packed = check_arguments(packed, attention_mask, others)
     if span_log is not None:
         span_log.windows.append(sliding_window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -72,6 +69,16 @@ def attend(
             out = _explicit(q, k, v, mask, scale, softcap, s_aux)
         outputs.append(out.transpose(1, 2).flatten(0, 1).index_select(0, span.real))
     return torch.cat(outputs)[None], None
+
+
+def check_arguments(packed: Packed | None, mask: Tensor | None, others: Mapping[str, Any]) -> Packed:
+    """The packed rows that a layer attends over. Raises `SpansUnsupported` if it passes something else on."""
+    if packed is None:
+        raise SpansUnsupported("its layers do not pass arguments on to attention")
+    unknown = [name for name, given in others.items() if given is not None and name not in _IGNORED]
+    if unknown or mask is not None:
+        raise SpansUnsupported(f"its attention has {unknown[0] if unknown else 'a mask of its own'}")
+    return packed
 
 
 def _mask(span: PackedSpan, positions_N: Tensor, window: int | None) -> Tensor | None:
@@ -125,7 +132,8 @@ def _no_mask(*_: object, **__: object) -> None:
     """The mask that a model makes for this attention: none."""
 
 
-def register() -> None:
-    """Make it known to transformers as `NAME`."""
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, _no_mask)
+def register(name: str, attention: Callable[..., tuple[Tensor, None]]) -> str:
+    """Make an attention over packed rows known to transformers; returns its name."""
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, _no_mask)
+    return name

@@ -22,6 +22,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging as transformers_logging
 
 from harnessgym.errors import PolicyError
+from harnessgym.run_config.run import PackedAttention
 from harnessgym.tokens import IdArray
 from trainers.packing import Index, Routing, pack, packed_size, sharing_keys
 from trainers.policies import span_attention
@@ -57,13 +58,16 @@ Head = Callable[[Tensor], Tensor]
 class TransformersPolicy(Policy):
     """A model of transformers as a policy."""
 
-    def __init__(self, model: PreTrainedModel, *, packed: bool = True) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, packed: bool = True, attention: PackedAttention = "sdpa"
+    ) -> None:
         """`model` becomes the policy's own. Its dropout stays off, as in engines.
 
-        With `packed` its attention is replaced if rows can be packed, and then it takes no cache. Raises
-        `PolicyError` if the model's logits do not follow from its last hidden states.
+        With `packed` its attention is replaced, by `attention`, if rows can be packed, and then it takes no
+        cache. Raises `PolicyError` if the model's logits do not follow from its last hidden states.
         """
         super().__init__()
+        self._attention = attention
         self.model = model.eval()
         _turn_off_dropout(model)
         text = model.config.get_text_config()
@@ -265,7 +269,7 @@ class TransformersPolicy(Policy):
         expected_M = torch.cat(
             [self._tried(*self._padded([row], [mask])) for row, mask in zip(rows, masks, strict=True)]
         )
-        self.model.set_attn_implementation(span_attention.NAME)
+        self.model.set_attn_implementation(_registered(self._attention))
         span_log = SpanLog()
         found_M = torch.cat(
             [
@@ -383,12 +387,15 @@ class TransformersPolicy(Policy):
 
 
 def load_transformers(
-    folder: Path, dtype: torch.dtype = torch.float32, *, packed: bool = True
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    packed: bool = True,
+    attention: PackedAttention = "sdpa",
 ) -> TransformersPolicy:
     """Load a model folder, to train it or, without `packed`, to serve it. Raises `PolicyError` if
     transformers cannot load it.
     """
-    span_attention.register()
     try:
         with _without_reports():
             model, info = AutoModelForCausalLM.from_pretrained(
@@ -409,7 +416,7 @@ def load_transformers(
             type(model).__name__,
             min(info["unexpected_keys"]),
         )
-    policy = TransformersPolicy(model, packed=packed)
+    policy = TransformersPolicy(model, packed=packed, attention=attention)
     if packed and policy.padded_because:
         log.warning(
             "%s: each row is computed by itself, without sharing prefixes, because %s.",
@@ -417,6 +424,16 @@ def load_transformers(
             policy.padded_because,
         )
     return policy
+
+
+def _registered(attention: PackedAttention) -> str:
+    """The name in transformers of an attention over packed rows."""
+    if attention == "flex":
+        # Importing it takes a second, for torch's compiler.
+        from trainers.policies import flex_attention
+
+        return span_attention.register(flex_attention.NAME, flex_attention.attend)
+    return span_attention.register(span_attention.NAME, span_attention.attend)
 
 
 @contextmanager

@@ -109,6 +109,13 @@ def test_engines_that_cannot_be_are_refused(engine, said):
         validate(RunConfig, RUN | {"engine": engine}, "the test")
 
 
+def test_an_attention_without_gradients_is_refused():
+    flex = {"policy": {"path": "p", "attention": "flex"}}
+    with pytest.raises(ConfigError, match="has no gradients of it on CPUs"):
+        validate(RunConfig, RUN | flex, "the test")
+    assert validate(RunConfig, RUN | flex | {"trainer": {"device": "cuda"}}, "the test")
+
+
 def test_several_policies_train_no_group_again():
     replay, several = {"replay": {"reuse": 1}}, {"policies": [{"name": "b", "path": "p"}]}
     assert validate(RunConfig, RUN | replay, "the test")

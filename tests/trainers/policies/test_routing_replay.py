@@ -18,7 +18,6 @@ from tests.trainers.peers import peer_and_policy
 from tests.trainers.policies.families import Family, model_of, tiny_model
 from tests.trainers.policies.test_transformers import TEMPERATURE, assert_close, by_name, of_transformers
 from trainers.packing import sharing_keys
-from trainers.policies import span_attention
 from trainers.policies.transformers import TransformersPolicy
 
 EXPERTS = 4
@@ -100,11 +99,6 @@ def by_hand(name, model, rows, masks, routing):
             getattr(block, attribute).chosen = torch.from_numpy(routed.experts[:, index].astype(np.int64))
         found.append(of_transformers(model, [row], [mask]))
     return model, torch.cat(found)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def spans():
-    span_attention.register()
 
 
 def some_rows(seed=0):

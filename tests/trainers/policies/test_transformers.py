@@ -314,3 +314,15 @@ def test_a_model_that_cannot_be_given_hidden_states_is_computed_with_its_output_
     expected = of_transformers(model, rows, masks)
     found = TransformersPolicy(model).logprobs(rows, masks, TEMPERATURE)
     assert (found - expected).abs().max() <= 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("name", PACKED)
+def test_flex_attention_computes_what_products_of_spans_do(name, tmp_path):
+    tiny_model(name).save_pretrained(tmp_path)
+    rows, masks = some_rows()
+    sdpa, flex = (load_transformers(tmp_path, attention=each) for each in ("sdpa", "flex"))
+    assert flex.model.config._attn_implementation == "harnessgym_flex"
+    with torch.no_grad():  # torch computes its gradients on GPUs only
+        one, other = (policy.logprobs(rows, masks, TEMPERATURE) for policy in (sdpa, flex))
+    assert (one - other).abs().max() <= 1e-5
