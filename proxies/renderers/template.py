@@ -304,6 +304,8 @@ class TemplateRenderer:
 
     def _depends_on_ids(self) -> bool:
         """Whether the ids of calls change the text of one call or of two, and of their results."""
+        if self._form.named_ids:  # it gets other ids than it is given
+            return True
         texts = set()
         for one, other in (("a0", "a1"), ("z9y8x7w6v", "b0b1b2b3b")):
             results = [Message("tool", "A.", tool_call_id=call, name="f") for call in (one, other)]
