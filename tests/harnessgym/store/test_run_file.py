@@ -63,7 +63,8 @@ def test_every_row_and_every_body_goes_there_and_back(make_url, proxied, tmp_pat
     original = contents(f"sqlite:///{proxied.path}")
     rows, report, sent = original
     assert report.ok
-    assert all(rows[table] for table in rows)
+    # `test_expert_rows.py` copies routed experts, which few engines report.
+    assert all(rows[table] for table in rows if table != "routed_experts")
     assert all(sent.values())
     url, first, second = make_url(), tmp_path / "a.hgrun", tmp_path / "b.hgrun"
     moved = export_run(f"sqlite:///{proxied.path}", "latest", first)
@@ -268,6 +269,7 @@ def test_a_file_of_an_earlier_release_is_migrated_in_a_copy(make_url, file, prox
         for (trigger,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
             raw.execute(f"DROP TRIGGER {trigger}")
         written_out = without_sharing(raw, proxied.path)
+        raw.execute("DROP TABLE routed_experts")
         raw.execute("DROP INDEX ix_groups_replaces")
         raw.execute("DROP INDEX ix_groups_batch")
         raw.execute("DROP INDEX ix_trained_version")
