@@ -301,7 +301,7 @@ async def test_a_sequence_that_vllm_aborts_for_an_update_goes_on(
     make_world: MakeWorld, address: str, model: Any
 ) -> None:
     async with make_world(upstreams={}) as plain, proxied(plain, address) as world:
-        session = await world.open(sampling={"max_tokens": 80, "seed": 4, "stop_token_ids": []})
+        session = await world.open(sampling={"max_tokens": 200, "seed": 4, "stop_token_ids": []})
         asked = asyncio.create_task(
             world.chat(session.key, [{"role": "user", "content": "Write a long story."}])
         )
@@ -312,7 +312,7 @@ async def test_a_sequence_that_vllm_aborts_for_an_update_goes_on(
             "status": "paused"
         }
         await asyncio.sleep(0.3)
-        assert not asked.done()
+        assert not asked.done(), asked.result().text
         await world.http.post(f"{address}/resume")
         choice = (await asked).json()["choices"][0]
         assert choice["finish_reason"] in ("stop", "length")

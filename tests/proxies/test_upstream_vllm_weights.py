@@ -219,7 +219,7 @@ async def test_every_token_has_the_version_that_gave_it(
         short = await world.open(sampling={"max_tokens": 4, "seed": 7})
         question = [{"role": "user", "content": "What is said of the sea? " * 20}]
         await world.chat(short.key, question)
-        session = await world.open(sampling={"max_tokens": 120, "seed": 3})
+        session = await world.open(sampling={"max_tokens": 240, "seed": 3})
         asked = [
             asyncio.create_task(world.chat(session.key, STORY, n=2)),
             asyncio.create_task(world.chat(session.key, STORY)),

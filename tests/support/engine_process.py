@@ -77,6 +77,8 @@ def serve(fd: int, pause_s: float, answers: float, policy: str) -> None:
 
     async def completions(request: Request) -> Response:
         body = await request.json()
+        if not body.get("stream"):  # the proxy's question what an answer has, which is no call
+            return JSONResponse({"choices": [{"text": ""}]})
         if next(left) <= 0:
             os.kill(os.getpid(), signal.SIGSTOP)
         return StreamingResponse(events(body["prompt"], body["max_tokens"]), media_type="text/event-stream")
