@@ -61,7 +61,9 @@ class Grpo:
         kl, distillation = trained_policy.settings.kl, trained_policy.settings.distillation
         self._taught = distillation is not None
         self._guided: GuidedEstimator | None = None
-        if self._taught or (kl is not None and kl.use == "reward"):
+        if (kl is not None and kl.use == "reward") or (
+            distillation is not None and not (distillation.in_loss and distillation.rewards)
+        ):
             self._guided = GuidedEstimator(self._of_rewards, trained_policy)
         self.estimator: Estimator = self._guided or self._of_rewards
 

@@ -97,7 +97,10 @@ class PpoTrainer:
         elif self.settings.whiten:
             advantages = whitened(rows, advantages)
         advantages, teaching = self._taught(rows, advantages, trained_policy, learner.step)
-        batch = _batch(batch_groups, advantages, learner.version, chain)
+        distillation = trained_policy.settings.distillation
+        in_loss = distillation is not None and distillation.in_loss
+        all_groups = in_loss and learner.step >= self.settings.critic.warmup
+        batch = _batch(batch_groups, advantages, learner.version, chain, all_groups=all_groups)
         ages = learner.ages(rows, chain)
         recompute = bool(batch.rows) and trained_policy.settings.proximal == "recompute"
         proximal = trained_policy.recomputed(rows) if recompute else None
@@ -150,8 +153,10 @@ class PpoTrainer:
     ) -> tuple[list[FloatArray], dict[str, float]]:
         """Advantages with what a teacher says of sampled tokens, and its measure."""
         distillation = trained_policy.settings.distillation
-        if distillation is None or distillation.in_loss:
+        if distillation is None:
             return advantages, {}
+        if distillation.in_loss:
+            return advantages if distillation.rewards else list(map(np.zeros_like, advantages)), {}
         own = divergences(rows, trained_policy.teacher_logprobs(rows))
         measure = {"teacher_kl": mean_divergence(rows, own)}
         if step < self.settings.critic.warmup:
@@ -206,13 +211,24 @@ def _trained(rows: Sequence[Row], per_row: Sequence[FloatArray]) -> Float64Array
 
 
 def _batch(
-    groups: Sequence[LoadedGroup], advantages: Sequence[FloatArray], version: int, chain: VersionChain
+    groups: Sequence[LoadedGroup],
+    advantages: Sequence[FloatArray],
+    version: int,
+    chain: VersionChain,
+    *,
+    all_groups: bool,
 ) -> Batch:
     """The batch for the ledger and the metrics."""
     left = iter(advantages)
     return join(
         [
-            group_part(group, [[next(left) for _ in own] for own in group.rows], version, chain)
+            group_part(
+                group,
+                [[next(left) for _ in own] for own in group.rows],
+                version,
+                chain,
+                all_groups=all_groups,
+            )
             for group in groups
         ]
     )

@@ -10,7 +10,9 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from harnessgym.config import Config
 from harnessgym.errors import ConfigError, PolicyError
+from harnessgym.registry import load
 from harnessgym.run_config.run import RunConfig
+from harnessgym.run_folder import RunFolder
 from trainers.policies.model_folder import read_config, token_difference
 
 MOST_LIKELY = 20
@@ -60,7 +62,7 @@ class EngineReference(Config):
     name: Literal["engine"] = "engine"
     url: str
     """URL of vLLM or of `harnessgym engine`: http://host:port. Its tokenizer must be the policy's, which is
-    not checked."""
+    not checked, and its greatest length at least one token more than that of the policy's engine."""
     requests: int = Field(8, gt=0)
     """Rows that it scores at one time."""
     timeout_s: float = Field(600.0, gt=0)
@@ -157,14 +159,36 @@ def check_references(
         _check(kl.reference, config, f"{where}: kl.reference")
     if distillation is not None:
         _check(distillation.teacher, config, f"{where}: distillation.teacher")
-    changes_advantages = (kl is not None and kl.use == "reward") or (
-        distillation is not None and not distillation.in_loss
-    )
-    if changes_advantages and config.trainer.advantage == "gdpo":
+    _check_rewards(kl, distillation, config, where)
+
+
+def _check_rewards(
+    kl: KlSettings | None, distillation: DistillationSettings | None, config: RunConfig, where: str
+) -> None:
+    """Raises `ConfigError` if what changes rewards or advantages does not go with other settings of them."""
+    named = config.trainer.advantage
+    in_reward = kl is not None and kl.use == "reward"
+    in_advantage = distillation is not None and distillation.rewards and not distillation.in_loss
+    if (in_reward or in_advantage) and hasattr(load("advantage", named), "over_batch"):
         raise ConfigError(
-            f"{where}: trainer.advantage = 'gdpo' scales advantages over the batch, and with them what a "
+            f"{where}: trainer.advantage = {named!r} scales advantages over the batch, and with them what a "
             'reference adds: set kl.use = "loss" and distillation.tokens to "full" or a number, or choose '
             "another advantage."
+        )
+    if in_reward and named == "m_grpo":
+        raise ConfigError(
+            f"{where}: trainer.advantage = 'm_grpo' puts its rewards together from channels, and a penalty "
+            'is in none of them: set kl.use = "loss".'
+        )
+    if distillation is not None and config.replay.success_pool:
+        raise ConfigError(
+            f"{where}: replay.success_pool completes groups without a signal, and with a teacher every group "
+            "has one: leave it out."
+        )
+    if distillation is not None and config.policies and config.filter.zero_signal == "refill":
+        raise ConfigError(
+            f"{where}: with several policies filter.zero_signal = 'refill' gives up groups of equal rewards, "
+            "which a teacher would train: leave it out."
         )
 
 
@@ -183,8 +207,15 @@ def _check(
             f"{where}: engines score at temperature 1, and rollouts are sampled at "
             f"{config.sampling.temperature}: set sampling.temperature = 1, or name the model's folder."
         )
-    if isinstance(reference, VersionReference) and not (reference.run / "run.json").is_file():
-        raise ConfigError(f"{where}: {reference.run} is no folder of a run (run.json is missing).")
+    if isinstance(reference, VersionReference):
+        if not (reference.run / "run.json").is_file():
+            raise ConfigError(f"{where}: {reference.run} is no folder of a run (run.json is missing).")
+        versions = RunFolder(reference.run, reference.policy).versions
+        if not (versions / f"v{reference.version:08d}").is_dir():
+            raise ConfigError(
+                f"{where}: {versions} has no version {reference.version}. Runs keep the newest only "
+                "(trainer.publish.keep); a run's first policy needs no `policy`."
+            )
     if isinstance(reference, ModelReference):
         try:
             read_config(reference.path)

@@ -121,6 +121,9 @@ CASES = {
     "distilled": {"distillation": {"teacher": {"name": "model"}}},
     "distilled alone": {"distillation": {"teacher": {"name": "model"}, "rewards": False}},
     "distilled whole": {"distillation": {"teacher": {"name": "model"}, "tokens": "full"}},
+    "distilled whole alone": {
+        "distillation": {"teacher": {"name": "model"}, "tokens": "full", "rewards": False}
+    },
     "distilled top": {
         "distillation": {"teacher": {"name": "model"}, "tokens": 5},
         "kl": {"coefficient": 0.1},
@@ -252,6 +255,45 @@ def test_the_gradient_of_whole_distributions_is_autograd_s_own(tmp_path, folders
     for gradients in found:
         for one, parameter in zip(gradients, policy.parameters(), strict=True):
             torch.testing.assert_close(one, parameter.grad, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize("tokens", ["sampled", "full", 5])
+def test_without_rewards_only_the_teacher_counts(tmp_path, folders, tokens, algorithm):
+    found = []
+    for number, rewards in enumerate(([0.0, 0.0, 0.0], [1.0, 0.0, 1.0])):
+        teacher = {"name": "model", "path": str(folders / "teacher")}
+        update = {"lr": 0.02, "distillation": {"teacher": teacher, "tokens": tokens, "rewards": False}}
+        folder = run_of(tmp_path / str(number), folders, algorithm=algorithm, update=update)
+        record_groups(folder, range(2), rewards=dict.fromkeys(range(2), rewards))
+        found.append(after_stops(folder, (1,)).policy.published())
+    start = load_policy(folders / "policy").published()
+    assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
+    assert any(not torch.equal(tensor, start[name]) for name, tensor in found[0].items())
+
+
+def test_a_penalty_in_the_reward_makes_no_signal_of_its_own(tmp_path, folders):
+    for number, (rewards, tokens) in enumerate((([1.0] * 3, 0), ([1.0, 0.0, 1.0], 36))):
+        update = {"lr": 0.02, "kl": {"coefficient": 0.1, "use": "reward", "reference": "average"}}
+        folder = run_of(tmp_path / str(number), folders, update=update)
+        metrics = steps_of(folder, rewards=dict.fromkeys(range(2 * STEPS), rewards))
+        assert {each.get("tokens", 0) for each in metrics} == {tokens}
+        assert all(each["signal"] == bool(tokens) for each in metrics)
+
+
+def test_an_estimator_over_the_batch_keeps_its_scale_beside_a_teacher_in_the_loss(tmp_path, folders):
+    teacher = {"name": "model", "path": str(folders / "teacher")}
+    for tokens, kept in (("full", True), ("sampled", False)):
+        folder = run_of(
+            tmp_path / tokens, folders, advantage="gdpo", advantage_settings={"weights": {"reward": 1.0}},
+            update={"distillation": {"teacher": teacher, "tokens": tokens}},
+        )  # fmt: skip
+        if kept:
+            with TraceStore.open(folder.store_url()) as store:
+                assert hasattr(learner_of(folder, store).algorithm.estimator, "over_batch")
+        else:
+            with pytest.raises(ConfigError, match="scales advantages over the batch"):
+                settings_of(folder.config())
 
 
 def one_step(trained_policy):
@@ -394,6 +436,17 @@ def test_scores_are_needed_where_the_loss_has_a_term_for_them(tmp_path, folders)
                 "update": {"kl": {"coefficient": 1, "use": "reward"}},
             },
             "scales advantages over the batch",
+        ),
+        (
+            {"advantage": "m_grpo", "update": {"kl": {"coefficient": 1, "use": "reward"}}},
+            "puts its rewards together from channels",
+        ),
+        (
+            {
+                "success_pool": 1,
+                "update": {"distillation": {"teacher": {"name": "engine", "url": "http://x"}}},
+            },
+            "with a teacher every group",
         ),
         (
             {

@@ -70,13 +70,15 @@ class GuidedEstimator:
         """See `Estimator`."""
         kl, distillation = self.trained_policy.settings.kl, self.trained_policy.settings.distillation
         rows = [row for item in group for row in item.rows]
-        if kl is not None and kl.use == "reward":
+        if kl is not None and kl.use == "reward" and self._rewards_count(group):
             own = self._divergences("reference_kl", rows, self.trained_policy.reference_logprobs(rows))
             penalties = self._by_rollout(group, own)
             group = [
                 replace(item, reward=penalised(item.reward, each, kl.coefficient))
                 for item, each in zip(group, penalties, strict=True)
             ]
+        if distillation is not None and distillation.in_loss and not distillation.rewards:
+            return [[0.0] * len(item.rows) for item in group]
         if distillation is None or distillation.in_loss:
             return self.estimator(group)
         own = self._divergences("teacher_kl", rows, self.trained_policy.teacher_logprobs(rows))
@@ -93,6 +95,20 @@ class GuidedEstimator:
             ]
             for given, divergence in zip(values, by_rollout, strict=True)
         ]
+
+    def _rewards_count(self, group: Sequence[Scored]) -> bool:
+        """Whether the rewards alone give some trained token an advantage, or a teacher trains every group.
+
+        Otherwise a penalty would be all that the group's rewards differ in, and be scaled up to their size.
+        """
+        if self.trained_policy.settings.distillation is not None:
+            return True
+        return any(
+            np.any((np.asarray(value) != 0) & (row.mask != 0))
+            for item, values in zip(group, self.estimator(group), strict=True)
+            if values is not None
+            for row, value in zip(item.rows, values, strict=True)
+        )
 
     def metrics(self) -> dict[str, float]:
         """Mean divergences of the groups since the last call, nats per token."""

@@ -1,4 +1,4 @@
-"""A reference that follows the policy: a moving average of its weights, or its weights some steps ago."""
+"""A reference that follows the policy: a moving average of its weights, or a copy that is renewed."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -20,7 +20,7 @@ from trainers.scoring import TopTokens
 from trainers.world import World
 
 _CONNECT_S = 5.0
-Scored = list[dict[str, dict[str, Any]] | None]
+PromptScores = list[dict[str, dict[str, Any]] | None]
 """For each token of a prompt but the first: by token id, as text, its log-probability and rank."""
 
 
@@ -38,7 +38,7 @@ class ScoringEngine:
     def top(self, rows: Sequence[Row], count: int, vocabulary: int) -> list[TopTokens]:
         """See `Reference.top`. Raises `TrainerError` if the engine is gone or refuses."""
 
-        def likeliest(row: Row, entries: Scored) -> TopTokens:
+        def likeliest(row: Row, entries: PromptScores) -> TopTokens:
             return _top(row, entries, count, vocabulary)
 
         return self._of_all(rows, count, likeliest)
@@ -79,25 +79,25 @@ class ScoringEngine:
                 f"({error!r}). Does it run? Start it, and then the run again; it resumes."
             ) from error
         try:
-            entries: Scored = response.raise_for_status().json()["choices"][0]["prompt_logprobs"]
+            entries: PromptScores = response.raise_for_status().json()["choices"][0]["prompt_logprobs"]
             if len(entries) != len(row.ids):
                 raise ValueError(f"it scored {len(entries)} tokens of {len(row.ids)}")
             return read(row, entries)
         except (httpx.HTTPStatusError, ValueError, KeyError, TypeError) as error:
             raise TrainerError(
                 f"The engine at {self.settings.url} did not score a row of {len(row.ids)} tokens: {error!r}: "
-                f"{response.text[:500]}"
+                f"{response.text[:500]} It must have room for one token behind the longest row."
             ) from error
 
 
-def _logprobs(row: Row, entries: Scored) -> FloatArray:
+def _logprobs(row: Row, entries: PromptScores) -> FloatArray:
     out = np.zeros(len(row.ids), np.float32)
     for place in np.flatnonzero(row.mask).tolist():
         out[place] = (entries[place] or {})[str(row.ids[place])]["logprob"]
     return out
 
 
-def _top(row: Row, entries: Scored, count: int, vocabulary: int) -> TopTokens:
+def _top(row: Row, entries: PromptScores, count: int, vocabulary: int) -> TopTokens:
     ids, logprobs = np.zeros((len(row.ids), count), np.int32), np.zeros((len(row.ids), count), np.float32)
     for place in np.flatnonzero(row.mask).tolist():
         # Beside the likeliest tokens there is the prompt's own, whatever its rank.

@@ -40,7 +40,7 @@ class FixedWeights:
     def of_start(cls, folder: Path, policy: Policy, update: UpdateSettings, world: World) -> Self:
         """The weights of `folder`, which the policy has now."""
         held = HeldWeights(policy, world, device="cpu") if policy.lora is None else None
-        return cls(policy, update, world, held, _digest(folder))
+        return cls(policy, update, world, held, digest_of(folder))
 
     @classmethod
     def of_version(
@@ -83,12 +83,7 @@ class FixedWeights:
 
     def load(self, state: dict[str, Any] | None) -> None:
         """Raises `TrainerError` if the checkpoint's run had another reference."""
-        before = self.world.broadcast(None if state is None else state.get("digest"))
-        if before is not None and before != self._digest:
-            raise TrainerError(
-                f"The reference's weights are others ({self._digest}) than those with which the run began "
-                f"({before}). Restore them, or begin a new run."
-            )
+        check_digest(self._digest, state, self.world)
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
@@ -113,7 +108,17 @@ def without_adapters(policy: Policy) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def _digest(folder: Path) -> str:
+def check_digest(digest: str, state: dict[str, Any] | None, world: World) -> None:
+    """Raises `TrainerError` if the leader's state is of other weights."""
+    before = world.broadcast(None if state is None else state.get("digest"))
+    if before is not None and before != digest:
+        raise TrainerError(
+            f"The reference's weights are others ({digest}) than those with which the run began ({before}). "
+            "Restore them, or begin a new run."
+        )
+
+
+def digest_of(folder: Path) -> str:
     """xxh3-128 of a model folder's weights, in hex."""
     digest = xxhash.xxh3_128()
     for path in weight_files(folder):

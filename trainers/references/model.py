@@ -1,12 +1,11 @@
 """A reference that is a model of its own: another folder, of any architecture, or a version of a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder
@@ -15,6 +14,7 @@ from harnessgym.traces.trajectories import Row
 from trainers.policies.loading import load_policy
 from trainers.policy import Policy
 from trainers.reference_settings import VersionReference
+from trainers.references.fixed import check_digest, digest_of
 from trainers.scoring import TopTokens, score_all, top_all
 from trainers.update_settings import UpdateSettings
 from trainers.weights.chain import read_version
@@ -25,8 +25,11 @@ from trainers.world import World
 class ReferenceModel:
     """Scores with a model beside the policy, in shards like it."""
 
-    def __init__(self, model: Policy, config: RunConfig, update: UpdateSettings, world: World) -> None:
-        """`model` becomes the reference's own."""
+    def __init__(
+        self, model: Policy, config: RunConfig, update: UpdateSettings, world: World, digest: str = ""
+    ) -> None:
+        """`model` becomes the reference's own; `digest` names its weights."""
+        self._digest = digest
         self.model = model.requires_grad_(requires_grad=False)
         self.model.products = getattr(torch, config.trainer.dtype)
         self.update = update
@@ -41,7 +44,7 @@ class ReferenceModel:
     @classmethod
     def of_folder(cls, folder: Path, config: RunConfig, update: UpdateSettings, world: World) -> Self:
         """The model in a folder. Raises `PolicyError` if it cannot be loaded."""
-        return cls(load_policy(folder), config, update, world)
+        return cls(load_policy(folder), config, update, world, digest_of(folder))
 
     @classmethod
     def of_version(
@@ -52,9 +55,9 @@ class ReferenceModel:
         """
         model = load_policy(Path(config.policy.path), config.policy.implementation)
         versions = RunFolder(settings.run, settings.policy).versions
-        weights: Mapping[str, Tensor] = read_version(version_path(versions, settings.version))[1]
+        manifest, weights = read_version(version_path(versions, settings.version))
         model.load(weights)
-        return cls(model, config, update, world)
+        return cls(model, config, update, world, manifest.checksum)
 
     def logprobs(self, rows: Sequence[Row]) -> list[FloatArray]:
         """See `Reference.logprobs`."""
@@ -76,11 +79,13 @@ class ReferenceModel:
     def stepped(self) -> None:
         """Nothing: it stays as it is."""
 
-    def state(self) -> None:
-        """None: a resumed run loads it again."""
+    def state(self) -> dict[str, Any]:
+        """Which weights they are, so that a resumed run notices others."""
+        return {"digest": self._digest}
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Nothing: there is no state."""
+        """Raises `TrainerError` if the checkpoint's run had another reference."""
+        check_digest(self._digest, state, self.world)
 
 
 def _unrouted(rows: Sequence[Row]) -> list[Row]:
