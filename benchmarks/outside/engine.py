@@ -144,7 +144,7 @@ class StandIn:
         """`POST /v1/completions`."""
         try:
             request = parse_request(await http.json(), self.settings.names)
-            sampling = request.sampling(self.engine.rows.kv.length, self.engine.policy.config.vocab_size)
+            sampling = request.sampling(self.engine.rows.cache.length, self.engine.policy.vocabulary)
         except RefusalError as refusal:
             return JSONResponse(refusal.body(), status_code=refusal.status)
         await self._open.wait()

@@ -10,9 +10,10 @@ import numpy as np
 from benchmarks.stability.methods import Method
 from harnessgym.registry import load
 from harnessgym.traces.trajectories import Row
+from trainers.held_weights import HeldWeights
 from trainers.optimizer import make_optimizer
 from trainers.policies.native import NativePolicy
-from trainers.proximal import MovingAverage, copies, having
+from trainers.proximal import MovingAverage
 from trainers.update import UpdateMetrics, policy_update
 from trainers.update_settings import Ewma
 from trainers.world import ALONE
@@ -43,7 +44,7 @@ class Student:
         self._average = (
             MovingAverage(policy, self.settings, named, ALONE) if isinstance(named, Ewma) else None
         )
-        self._past = deque([copies(policy)], lag + 1)
+        self._past = deque([HeldWeights(policy, ALONE)], lag + 1)
 
     @property
     def sampling_version(self) -> int:
@@ -53,7 +54,7 @@ class Student:
     @contextmanager
     def sampling(self) -> Iterator[NativePolicy]:
         """The policy with the weights that it had `lag` updates ago."""
-        with having(self.policy, self._past[0]):
+        with self._past[0].in_place():
             yield self.policy
 
     def learn(self, groups: Sequence[Group]) -> UpdateMetrics | None:
@@ -69,7 +70,7 @@ class Student:
                 advantages += found.tolist()
         metrics = self._update(rows, advantages) if rows else None
         self.version += 1
-        self._past.append(copies(self.policy))
+        self._past.append(HeldWeights(self.policy, ALONE))
         return metrics
 
     def _update(self, rows: Sequence[Row], advantages: Sequence[float]) -> UpdateMetrics:

@@ -27,7 +27,7 @@ from benchmarks.stability.report import figures, markdown, table
 from benchmarks.stability.student import Group, Student
 from benchmarks.stability.toys import BANDIT, CHAIN, TOYS, Bandit, Chain, make_world, rollouts
 from benchmarks.stability.toys import table as probabilities
-from trainers.proximal import copies
+from trainers.held_weights import copies
 from trainers.update_settings import Ewma
 
 ROOT = Path(__file__).parents[2]
