@@ -9,51 +9,44 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
 from trainers.packing import Packed
-from trainers.policies.span_attention import SpanLog, check_arguments
 
 NAME = "harnessgym_flex"
 """Its name in transformers."""
 _Attention = Callable[..., Any]
 
 
-def attend(
-    module: nn.Module,  # noqa: ARG001
+def flex_product(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    packed: Packed | None = None,
-    span_log: SpanLog | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """As `trainers.policies.span_attention.attend`, with the same arguments."""
-    packed = check_arguments(packed, attention_mask, others)
-    if span_log is not None:
-        span_log.windows.append(sliding_window)
-    attention, grouped = _attention_on(query.device.type), query.shape[1] != key.shape[1]
-    out, found = attention(
+    packed: Packed,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks_H: Tensor | None,
+) -> Tensor:
+    """See `trainers.policies.span_attention.Product`."""
+    out, aux = _attention_on(query.device.type)(
         query,
         key,
         value,
         score_mod=None if softcap is None else _bounded(softcap),
-        block_mask=_block_mask(packed, sliding_window),
-        scale=scaling,
-        enable_gqa=grouped,
+        block_mask=_block_mask(packed, window),
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
         return_aux=AuxRequest(lse=True),
     )
-    if s_aux is not None:
+    if sinks_H is not None:
         # A sink is one more term of the softmax's sum: the share of the others is a logistic function.
-        share = torch.sigmoid(found.lse - s_aux.to(found.lse.dtype).view(1, -1, 1))
+        share = torch.sigmoid(aux.lse - sinks_H.to(aux.lse.dtype).view(1, -1, 1))
         out = out * share[..., None].to(out.dtype)
-    return out.transpose(1, 2), None
+    output: Tensor = out.transpose(1, 2)
+    return output
 
 
 @cache

@@ -5,7 +5,7 @@ sequence. The spans (`trainers.packing`) say what attends to what, so the model 
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from trainers.packing import Packed, PackedSpan, gathered
 
-NAME = "harnessgym_spans"
+SPANS = "harnessgym_spans"
 """Its name in transformers."""
 _IGNORED = frozenset(
     {"position_ids", "use_cache", "cache_position", "output_attentions", "is_causal", "dropout"}
@@ -34,44 +34,89 @@ class SpanLog:
         """Sliding window of each layer that attended."""
 
 
-def attend(
-    module: nn.Module,  # noqa: ARG001
+class Product(Protocol):
+    """The attention of packed rows itself."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        packed: Packed,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks_H: Tensor | None,
+    ) -> Tensor:
+        """Output [1, N, heads, D]; queries, keys and values are [1, heads, N, D].
+
+        `window` is how many tokens a token sees, itself included; `softcap` bounds scores by its tanh;
+        `sinks_H` is a score per head that takes a share of the softmax and has no value (gpt-oss).
+        """
+        ...
+
+
+Attend = Callable[..., tuple[Tensor, None]]
+"""What models call in place of their own attention."""
+
+
+def attend_with(product: Product) -> Attend:
+    """An attention for models of transformers that computes packed rows by a product."""
+
+    def attend(
+        module: nn.Module,  # noqa: ARG001
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        packed: Packed | None = None,
+        span_log: SpanLog | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, None]:
+        rows = _checked(packed, attention_mask, others)
+        if span_log is not None:
+            span_log.windows.append(sliding_window)
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        out = product(
+            query, key, value, rows, scale=scale, window=sliding_window, softcap=softcap, sinks_H=s_aux
+        )
+        return out, None
+
+    return attend
+
+
+def spans_product(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    packed: Packed | None = None,
-    span_log: SpanLog | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """Attention output [1, N, heads, D] of packed rows; queries, keys and values are [1, heads, N, D].
-
-    `softcap` bounds scores by its tanh; `s_aux` is a score per head that takes a share of the softmax and has
-    no value (attention sinks, gpt-oss). Raises `SpansUnsupported` for what is not computed here.
-    """
-    packed = check_arguments(packed, attention_mask, others)
-    if span_log is not None:
-        span_log.windows.append(sliding_window)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    packed: Packed,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks_H: Tensor | None,
+) -> Tensor:
+    """See `Product`: one product of torch's for each span."""
     outputs = []
     for span in packed.spans:
         q = gathered(query, span.queries_SQ)
         k = gathered(key, span.keys_SK)
         v = gathered(value, span.keys_SK)
-        mask = _mask(span, packed.positions_N, sliding_window)
-        if softcap is None and s_aux is None:
+        mask = _mask(span, packed.positions_N, window)
+        if softcap is None and sinks_H is None:
             out = _fused(q, k, v, mask, scale)
         else:
-            out = _explicit(q, k, v, mask, scale, softcap, s_aux)
+            out = _explicit(q, k, v, mask, scale, softcap, sinks_H)
         outputs.append(out.transpose(1, 2).flatten(0, 1).index_select(0, span.real))
-    return torch.cat(outputs)[None], None
+    return torch.cat(outputs)[None]
 
 
-def check_arguments(packed: Packed | None, mask: Tensor | None, others: Mapping[str, Any]) -> Packed:
+def _checked(packed: Packed | None, mask: Tensor | None, others: Mapping[str, Any]) -> Packed:
     """The packed rows that a layer attends over. Raises `SpansUnsupported` if it passes something else on."""
     if packed is None:
         raise SpansUnsupported("its layers do not pass arguments on to attention")
@@ -132,7 +177,7 @@ def _no_mask(*_: object, **__: object) -> None:
     """The mask that a model makes for this attention: none."""
 
 
-def register(name: str, attention: Callable[..., tuple[Tensor, None]]) -> str:
+def register(name: str, attention: Attend) -> str:
     """Make an attention over packed rows known to transformers; returns its name."""
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, _no_mask)

@@ -8,7 +8,7 @@ compute each row by itself, in a batch that is padded at the end, where padding 
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,16 @@ from harnessgym.errors import PolicyError
 from harnessgym.run_config.run import PackedAttention
 from harnessgym.tokens import IdArray
 from trainers.packing import Index, Routing, pack, packed_size, sharing_keys
-from trainers.policies import span_attention
+from trainers.policies.model_head import body_of, find_head
 from trainers.policies.routing_replay import RoutingReplay
-from trainers.policies.span_attention import SpanLog, SpansUnsupported
+from trainers.policies.span_attention import (
+    SPANS,
+    SpanLog,
+    SpansUnsupported,
+    attend_with,
+    register,
+    spans_product,
+)
 from trainers.policy import Policy, chosen_logprobs
 
 log = logging.getLogger(__name__)
@@ -44,15 +51,8 @@ _UNBOUNDED = 1 << 20
 """Context of a model that states none."""
 _TRIED_WINDOW = 64
 """Widest sliding window beyond which the trial's rows reach."""
-_TRIED_TOKENS = 12
-"""Tokens on which the head is tried."""
-_SAME = 1e-3
-"""Largest difference of logits, as a share of the largest one, at which they count as the same."""
 _CLOSE = 1e-2
 """Largest difference of log-probabilities at which packed rows count as the model's own."""
-
-Head = Callable[[Tensor], Tensor]
-"""Makes logits [M, vocabulary] of hidden states [M, hidden_size]."""
 
 
 class TransformersPolicy(Policy):
@@ -84,7 +84,7 @@ class TransformersPolicy(Policy):
             )
         self.routing_replay = RoutingReplay.of_model(model)
         # Not as submodules, whose weights would count twice.
-        self._head = (self._choose_head(),)
+        self._head = (find_head(model, self.vocabulary),)
         self.padded_because = self._why_padded() if packed else "it keeps its own attention"
         """Why rows are padded instead of packed; empty if they are packed."""
 
@@ -211,30 +211,6 @@ class TransformersPolicy(Policy):
             else converted[_plain(name)]
             for name, target in self.state_dict().items()
         }
-
-    @torch.no_grad()
-    def _choose_head(self) -> Head:
-        """What makes the model's logits of its last hidden states, found on a few tokens.
-
-        Raises `PolicyError` if nothing does.
-        """
-        ids = torch.arange(_TRIED_TOKENS, device=self.device)[None] % self.vocabulary
-        expected = self.model(input_ids=ids, use_cache=False).logits[0]
-        hidden = self.body(input_ids=ids, use_cache=False).last_hidden_state[0]
-        differences = []
-        for head in (_AfterBody(self.model), self.model.get_output_embeddings()):
-            try:
-                difference = float((head(hidden) - expected).abs().max())
-            except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
-                differences.append(repr(error))
-                continue
-            if difference <= _SAME * float(expected.abs().max()):
-                return head
-            differences.append(f"they differ by {difference:.2g}")
-        raise PolicyError(
-            f"The logits of {type(self.model).__name__} do not follow from its last hidden states, so it "
-            f"cannot be trained: {'; '.join(differences)}."
-        )
 
     def _why_padded(self) -> str:
         """Why rows cannot be packed; empty if they can. Then the model's attention is replaced."""
@@ -432,8 +408,8 @@ def _registered(attention: PackedAttention) -> str:
         # Importing it takes a second, for torch's compiler.
         from trainers.policies import flex_attention
 
-        return span_attention.register(flex_attention.NAME, flex_attention.attend)
-    return span_attention.register(span_attention.NAME, span_attention.attend)
+        return register(flex_attention.NAME, attend_with(flex_attention.flex_product))
+    return register(SPANS, attend_with(spans_product))
 
 
 @contextmanager
@@ -456,49 +432,6 @@ def _check_loaded(info: Mapping[str, Any], where: str) -> None:
     if info["mismatched_keys"]:
         name = min(map(str, info["mismatched_keys"]))
         raise PolicyError(f"{where} do not fit config.json: {name}. Use both files of one model.")
-
-
-class _BodyOutput:
-    """What a model's head reads of its body's output: the hidden states, and nothing else."""
-
-    def __init__(self, last_hidden_state: Tensor) -> None:
-        self.last_hidden_state = last_hidden_state
-
-    def __getitem__(self, index: int | slice) -> Any:
-        return (self.last_hidden_state,)[index]
-
-    def __getattr__(self, name: str) -> None:
-        return None
-
-
-class _HiddenStates(nn.Module):
-    """In place of a model's body: returns the hidden states that it is given."""
-
-    def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> _BodyOutput:
-        """The hidden states, as a body returns them."""
-        return _BodyOutput(inputs_embeds)
-
-
-def body_of(model: PreTrainedModel) -> nn.Module:
-    """The model without its head. Some models are their own `base_model`: then it is the model inside."""
-    base: nn.Module = model.base_model
-    inside = (child for child in model.children() if isinstance(child, PreTrainedModel))
-    return next(inside, base) if base is model else base
-
-
-class _AfterBody:
-    """What a model does with its body's output. It shares the model's weights."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = copy.copy(model)
-        body = body_of(model)
-        vars(self._model)["_modules"] = {
-            name: _HiddenStates() if child is body else child for name, child in model.named_children()
-        }
-
-    def __call__(self, hidden_ME: Tensor) -> Tensor:
-        logits: Tensor = self._model(inputs_embeds=hidden_ME[None], use_cache=False).logits[0]
-        return logits
 
 
 def _turn_off_dropout(model: PreTrainedModel) -> None:

@@ -14,8 +14,9 @@ from harnessgym.run_config.trainer import LoraSection
 from tests.trainers.policies.families import FAMILIES, tiny_model
 from trainers.lora import adapt
 from trainers.policies.loading import load_policy
+from trainers.policies.model_head import body_of
 from trainers.policies.native import NativePolicy
-from trainers.policies.transformers import TransformersPolicy, body_of, load_transformers
+from trainers.policies.transformers import TransformersPolicy, load_transformers
 from trainers.policy import token_logprobs
 from trainers.value_function import Critic
 from trainers.weights.export import write_model
