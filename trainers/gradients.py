@@ -251,11 +251,11 @@ def _loss(items: Sequence[Item], scores: Tensor, settings: UpdateSettings) -> tu
     masked_N = (corrected_N == 0) & (weights_N != 0)
     policy_gradient_N = gradient if leaf.ndim == 1 else gradient[:, 0]
     clipped_N = (policy_gradient_N == 0) & (tokens.advantages_N != 0) & ~masked_N
-    reference_N, pulls_N = _pulls(items, leaf, logprobs_N, settings)
-    if pulls_N is not None:
-        pulled = (weights_N * pulls_N).sum()
-        gradient = gradient + torch.autograd.grad(pulled, leaf)[0]
-        loss = loss + pulled
+    reference_N, terms_N = _reference_terms(items, leaf, logprobs_N, settings)
+    if terms_N is not None:
+        terms = (weights_N * terms_N).sum()
+        gradient = gradient + torch.autograd.grad(terms, leaf)[0]
+        loss = loss + terms
     stats = TokenStats(
         float(loss.detach()),
         tuple(dict.fromkeys(item.row.rollout_id for item in items)),
@@ -270,18 +270,18 @@ def _loss(items: Sequence[Item], scores: Tensor, settings: UpdateSettings) -> tu
     return stats, gradient
 
 
-def _pulls(
+def _reference_terms(
     items: Sequence[Item], scores: Tensor, logprobs_N: Tensor, settings: UpdateSettings
 ) -> tuple[Tensor | None, Tensor | None]:
     """Logprobs of the reference policy, and what reference and teacher add to tokens' losses, float [N]."""
-    reference_N, pulls_N = None, None
+    reference_N, terms_N = None, None
     if settings.kl is not None and items[0].reference is not None:
         reference_N = _trained(items, lambda item: item.reference, logprobs_N)
-        pulls_N = settings.kl.coefficient * ESTIMATORS[settings.kl.in_loss](logprobs_N, reference_N)
+        terms_N = settings.kl.coefficient * ESTIMATORS[settings.kl.in_loss](logprobs_N, reference_N)
     if settings.distillation is not None and scores.ndim == 2:
         divergence_N = settings.distillation.coefficient * scores[:, 1]
-        pulls_N = divergence_N if pulls_N is None else pulls_N + divergence_N
-    return reference_N, pulls_N
+        terms_N = divergence_N if terms_N is None else terms_N + divergence_N
+    return reference_N, terms_N
 
 
 def _tokens(items: Sequence[Item], logprobs_N: Tensor, settings: UpdateSettings) -> Tokens:

@@ -59,7 +59,7 @@ class Grpo:
         self._of_rewards = make_estimator(config, store, trained_policy)
         self.channels = channels_of(self._of_rewards)
         kl, distillation = trained_policy.settings.kl, trained_policy.settings.distillation
-        self._taught = distillation is not None
+        self._has_teacher = distillation is not None
         self._guided: GuidedEstimator | None = None
         if (kl is not None and kl.use == "reward") or (
             distillation is not None and not (distillation.in_loss and distillation.rewards)
@@ -69,7 +69,7 @@ class Grpo:
 
     def has_signal(self, group: LoadedGroup) -> bool:
         """Whether any of its tokens has an advantage other than zero. A KL penalty does not count."""
-        if self._taught:
+        if self._has_teacher:
             return any(row.mask.any() for rows in group.rows for row in rows)
         return gives_signal(self._of_rewards, group)
 
@@ -85,7 +85,7 @@ class Grpo:
         chain = learner.chain()
         kept = self.config.filter.steps_kept
         batch = make_batch(
-            list(groups), learner.version, chain, self.estimator, shuffle, kept, all_groups=self._taught
+            list(groups), learner.version, chain, self.estimator, shuffle, kept, all_groups=self._has_teacher
         )
         if not batch.rows:
             return batch, {}
@@ -116,7 +116,9 @@ class Grpo:
         trained_policy.begin()
         for group in groups:
             advantages = self.estimator(group.scored)
-            parts.append(group_part(group, advantages, learner.version, chain, kept, all_groups=self._taught))
+            parts.append(
+                group_part(group, advantages, learner.version, chain, kept, all_groups=self._has_teacher)
+            )
             if parts[-1].rows:
                 trained_policy.add(parts[-1].rows, parts[-1].advantages, learner.ages(parts[-1].rows, chain))
         batch = join(parts)

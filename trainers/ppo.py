@@ -30,7 +30,7 @@ from harnessgym.traces.trajectories import Row
 from trainers.advantages.channels import of_calls
 from trainers.advantages.estimator import Float64Array
 from trainers.advantages.gae import gae_of_rollout
-from trainers.advantages.guided import divergences, mean_divergence, taught
+from trainers.advantages.guided import divergences, mean_divergence, with_teacher
 from trainers.advantages.steps import standardised
 from trainers.batch import Batch, LoadedGroup, group_part, join, shuffled
 from trainers.learner import Learner, TrainerSettings, in_processes
@@ -87,7 +87,7 @@ class PpoTrainer:
         chain = learner.chain()
         rows = [row for group in batch_groups for own in group.rows for row in own]
         values = trained_policy.values(rows)
-        penalties, guidance = self._penalties(rows, trained_policy)
+        penalties, reference_metrics = self._penalties(rows, trained_policy)
         advantages = self._advantages(batch_groups, values, penalties)
         # The critic's targets are returns, so they use the raw advantages; whitening is for the policy only.
         targets = [advantage + value for advantage, value in zip(advantages, values, strict=True)]
@@ -96,7 +96,7 @@ class PpoTrainer:
             advantages = [np.zeros_like(advantage) for advantage in advantages]
         elif self.settings.whiten:
             advantages = whitened(rows, advantages)
-        advantages, teaching = self._taught(rows, advantages, trained_policy, learner.step)
+        advantages, teacher_metrics = self._with_teacher(rows, advantages, trained_policy, learner.step)
         distillation = trained_policy.settings.distillation
         in_loss = distillation is not None and distillation.in_loss
         all_groups = in_loss and learner.step >= self.settings.critic.warmup
@@ -124,7 +124,7 @@ class PpoTrainer:
             critic_steps.append(
                 trained_policy.update_critic(mine, [targets[at] for at in part], old).as_dict()
             )
-        measured = means(policy_steps) | means(critic_steps) | guidance | teaching
+        measured = means(policy_steps) | means(critic_steps) | reference_metrics | teacher_metrics
         return batch, measured | {"explained_variance": explained}
 
     def _batch_groups(self, groups: Iterable[LoadedGroup], step: int) -> list[LoadedGroup]:
@@ -144,7 +144,7 @@ class PpoTrainer:
         measure = {"reference_kl": mean_divergence(rows, own)}
         return [np.float32(kl.coefficient) * each for each in own], measure
 
-    def _taught(
+    def _with_teacher(
         self,
         rows: Sequence[Row],
         advantages: list[FloatArray],
@@ -162,7 +162,7 @@ class PpoTrainer:
         if step < self.settings.critic.warmup:
             return advantages, measure
         kept = advantages if distillation.rewards else [np.zeros_like(each) for each in advantages]
-        found = [taught(*pair, distillation.coefficient) for pair in zip(kept, own, strict=True)]
+        found = [with_teacher(*pair, distillation.coefficient) for pair in zip(kept, own, strict=True)]
         return found, measure
 
     def _advantages(

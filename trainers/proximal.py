@@ -19,7 +19,7 @@ from harnessgym.traces.trajectories import Row
 from trainers.algorithms import AlgorithmRow
 from trainers.held_weights import HeldWeights
 from trainers.policy import Policy
-from trainers.scoring import score_all
+from trainers.scoring import Scorer
 from trainers.update import UpdateMetrics
 from trainers.update_settings import Ewma, UpdateSettings
 from trainers.weights.chain import read_version
@@ -87,9 +87,7 @@ class MovingAverage:
     def logprobs(self, rows: Sequence[Row]) -> list[FloatArray]:
         """Logprobs of all tokens of each row under the average, float32 [T]."""
         with self._mean.in_place():
-            return score_all(
-                self.policy, rows, self.update.temperature, self.update.micro_batch_tokens, self.world
-            )
+            return Scorer(self.policy, self.update, self.world).logprobs(rows)
 
     def stepped(self, metrics: UpdateMetrics) -> None:
         """Add the weights after a step to the average."""
@@ -144,13 +142,8 @@ class Snapshots:
                 index for index, row in enumerate(rows) if ((row.versions == version) & (row.mask != 0)).any()
             ]
             with self._of(version).in_place():
-                scores = score_all(
-                    self.policy,
-                    [rows[index] for index in own],
-                    self.update.temperature,
-                    self.update.micro_batch_tokens,
-                    self.world,
-                )
+                scorer = Scorer(self.policy, self.update, self.world)
+                scores = scorer.logprobs([rows[index] for index in own])
             for index, logprobs in zip(own, scores, strict=True):
                 np.copyto(out[index], logprobs, where=rows[index].versions == version)
         return out

@@ -34,44 +34,52 @@ class TopTokens:
     """float32 [T, K], of the whole vocabulary's distribution."""
 
 
-def score_all(
-    policy: Policy, rows: Sequence[Row], temperature: float, max_tokens: int, world: World
-) -> list[FloatArray]:
-    """Logprobs of the trained tokens of each row under the policy's weights, float32 [T], 0 elsewhere, in
-    every process. Experts that rows have are replayed.
+class Scorer:
+    """Scores the trained tokens of rows under the weights that a policy has at the moment.
+
+    All processes of the trainer call it together, and each gets all scores. Experts that rows have are
+    replayed.
     """
 
+    def __init__(self, policy: Policy, update: UpdateSettings, world: World) -> None:
+        """Scores are at the temperature of `update`, passes of its size."""
+        self.policy = policy
+        self.update = update
+        self.world = world
+
+    def logprobs(self, rows: Sequence[Row]) -> list[FloatArray]:
+        """Logprobs of the trained tokens of each row, float32 [T], 0 elsewhere."""
+
+        def compute(
+            ids: Sequence[IdArray], masks: Sequence[IdArray], routing: Routing
+        ) -> npt.NDArray[np.generic]:
+            return self.policy.logprobs(ids, masks, self.update.temperature, routing).cpu().numpy()
+
+        return self._per_token(rows, compute)
+
+    def top(self, rows: Sequence[Row], count: int, vocabulary: int) -> list[TopTokens]:
+        """The `count` likeliest tokens at each trained position of each row, of those with ids below
+        `vocabulary`.
+        """
+        temperature = self.update.temperature
+
+        def compute(
+            ids: Sequence[IdArray], masks: Sequence[IdArray], routing: Routing
+        ) -> npt.NDArray[np.generic]:
+            # Ids in float64 are exact, and one array crosses between processes.
+            return self.policy.likeliest(ids, masks, temperature, count, vocabulary, routing).cpu().numpy()
+
+        return [
+            TopTokens(each[:, :count].astype(np.int32), each[:, count:].astype(np.float32))
+            for each in self._per_token(rows, compute, (2 * count,))
+        ]
+
     @torch.no_grad()
-    def compute(
-        ids: Sequence[IdArray], masks: Sequence[IdArray], routing: Routing
-    ) -> npt.NDArray[np.generic]:
-        return policy.logprobs(ids, masks, temperature, routing).cpu().numpy()
-
-    return per_token(rows, compute, max_tokens, policy.pass_size, world)
-
-
-def top_all(
-    policy: Policy,
-    rows: Sequence[Row],
-    of: tuple[int, int],
-    temperature: float,
-    max_tokens: int,
-    world: World,
-) -> list[TopTokens]:
-    """The likeliest tokens at each trained position of each row, in every process; `of` is how many, and of
-    how many of the first ids. Experts that rows have are replayed.
-    """
-    count, vocabulary = of
-
-    @torch.no_grad()
-    def compute(
-        ids: Sequence[IdArray], masks: Sequence[IdArray], routing: Routing
-    ) -> npt.NDArray[np.generic]:
-        # Ids in float64 are exact, and one array crosses between processes.
-        return policy.likeliest(ids, masks, temperature, count, vocabulary, routing).cpu().numpy()
-
-    found = per_token(rows, compute, max_tokens, policy.pass_size, world, (2 * count,))
-    return [TopTokens(each[:, :count].astype(np.int32), each[:, count:].astype(np.float32)) for each in found]
+    def _per_token(
+        self, rows: Sequence[Row], compute: Compute, columns: tuple[int, ...] = ()
+    ) -> list[npt.NDArray[Any]]:
+        limit = self.update.micro_batch_tokens
+        return per_token(rows, compute, limit, self.policy.pass_size, self.world, columns)
 
 
 def per_token(

@@ -23,7 +23,7 @@ from trainers.policy import Policy
 from trainers.ppo_settings import CriticSettings
 from trainers.proximal import MovingAverage, Proximal, Snapshots
 from trainers.reference import Reference, ReferenceScores, make_reference, make_teacher
-from trainers.scoring import mean_logprobs, score_all
+from trainers.scoring import Scorer, mean_logprobs
 from trainers.update import GradientAccumulation, UpdateMetrics, policy_update
 from trainers.update_settings import Ewma, settings_of
 from trainers.value_function import ValueFunction, ValueMetrics
@@ -129,9 +129,7 @@ class TrainedPolicy:
         row.
         """
         self.world.lead("recomputed", rows)
-        return score_all(
-            self.policy, rows, self.settings.temperature, self.settings.micro_batch_tokens, self.world
-        )
+        return Scorer(self.policy, self.settings, self.world).logprobs(rows)
 
     def reference_logprobs(self, rows: Sequence[Row]) -> list[FloatArray]:
         """Logprobs of trained tokens under the reference of `settings.kl`; float32 [T] per row."""

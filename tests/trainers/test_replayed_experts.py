@@ -25,7 +25,7 @@ from trainers.batch_collector import BatchCollector
 from trainers.optimizer import make_optimizer
 from trainers.policies.transformers import TransformersPolicy
 from trainers.references.model import ReferenceModel
-from trainers.scoring import score_all, top_all
+from trainers.scoring import Scorer
 from trainers.trained_policy import TrainedPolicy
 from trainers.update import policy_update
 from trainers.update_settings import UpdateSettings
@@ -86,7 +86,9 @@ def test_small_passes_give_the_same_gradients(policy, rows, loss):
 
 def test_scores_are_those_of_the_recorded_experts(policy, rows):
     for limit in (16_384, 1):
-        for row, scores in zip(rows, score_all(policy, rows, 1.0, limit, ALONE), strict=True):
+        for row, scores in zip(
+            rows, Scorer(policy, UpdateSettings(micro_batch_tokens=limit), ALONE).logprobs(rows), strict=True
+        ):
             assert np.allclose(scores[row.mask == 1], row.logprobs[row.mask == 1], atol=1e-5)
 
 
@@ -100,7 +102,7 @@ def test_the_likeliest_tokens_and_comparisons_are_those_of_the_recorded_experts(
         def divergence(self, scores_MV):
             return scores_MV[:, 0] * 0
 
-    for row, top in zip(rows, top_all(policy, rows, (97, 97), 1.0, 16_384, ALONE), strict=True):
+    for row, top in zip(rows, Scorer(policy, UpdateSettings(), ALONE).top(rows, 97, 97), strict=True):
         trained = row.mask == 1
         own = np.argsort(top.ids[trained], axis=1)[np.arange(trained.sum()), row.ids[trained]]
         found = top.logprobs[trained][np.arange(trained.sum()), own]

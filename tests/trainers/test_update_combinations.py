@@ -15,7 +15,7 @@ from harnessgym.errors import ConfigError
 from harnessgym.registry import names
 from tests.trainers.test_update import make_policy, make_rows
 from trainers.optimizer import make_optimizer
-from trainers.scoring import score_all
+from trainers.scoring import Scorer
 from trainers.update import policy_update
 from trainers.update_settings import UpdateSettings
 from trainers.world import ALONE
@@ -70,7 +70,7 @@ def gradient(rows, values, options, proximal=None):
 def test_on_policy_every_combination_takes_the_step_of_the_plain_policy_gradient(loss):
     """With one advantage for a rollout and with one for each of its calls."""
     drawn = make_rows(3, count=2)
-    logprobs = score_all(make_policy(), drawn, 1.0, 10_000, ALONE)
+    logprobs = Scorer(make_policy(), UpdateSettings(), ALONE).logprobs(drawn)
     rows = [
         replace(row, logprobs=np.where(row.mask, own, 0).astype(np.float32))
         for row, own in zip(drawn, logprobs, strict=True)

@@ -43,7 +43,7 @@ def penalised(reward: float, divergence: Sequence[FloatArray], coefficient: floa
     return reward - coefficient * float(sum(each.sum(dtype=np.float64) for each in divergence))
 
 
-def taught(value: Value, divergence: FloatArray, coefficient: float) -> FloatArray:
+def with_teacher(value: Value, divergence: FloatArray, coefficient: float) -> FloatArray:
     """A row's advantage minus c times the divergence from the teacher of each of its tokens, float32 [T]."""
     advantage: FloatArray = (np.asarray(value) - np.float32(coefficient) * divergence).astype(np.float32)
     return advantage
@@ -90,7 +90,7 @@ class GuidedEstimator:
             None
             if given is None
             else [
-                taught(value, each, distillation.coefficient)
+                with_teacher(value, each, distillation.coefficient)
                 for value, each in zip(given, divergence, strict=True)
             ]
             for given, divergence in zip(values, by_rollout, strict=True)

@@ -9,7 +9,7 @@ from harnessgym.traces.trajectories import Row
 from trainers.held_weights import HeldWeights
 from trainers.policy import Policy
 from trainers.reference_settings import AverageReference
-from trainers.scoring import TopTokens, score_all, top_all
+from trainers.scoring import Scorer, TopTokens
 from trainers.update_settings import UpdateSettings
 from trainers.world import World
 
@@ -24,29 +24,20 @@ class AverageOfSteps:
     ) -> None:
         self.settings = settings
         self.policy = policy
-        self.update = update
         self.world = world
+        self._scorer = Scorer(policy, update, world)
         self._held = HeldWeights(policy, world, device="cpu")
         self._steps = 0
 
     def logprobs(self, rows: Sequence[Row]) -> list[FloatArray]:
         """See `Reference.logprobs`."""
         with self._held.in_place():
-            return score_all(
-                self.policy, rows, self.update.temperature, self.update.micro_batch_tokens, self.world
-            )
+            return self._scorer.logprobs(rows)
 
     def top(self, rows: Sequence[Row], count: int, vocabulary: int) -> list[TopTokens]:
         """See `Reference.top`."""
         with self._held.in_place():
-            return top_all(
-                self.policy,
-                rows,
-                (count, vocabulary),
-                self.update.temperature,
-                self.update.micro_batch_tokens,
-                self.world,
-            )
+            return self._scorer.top(rows, count, vocabulary)
 
     def stepped(self) -> None:
         """Add the weights after a step, if it is one of those that count."""

@@ -16,7 +16,7 @@ from trainers.held_weights import HeldWeights
 from trainers.policies.model_folder import weight_files
 from trainers.policy import Policy
 from trainers.reference_settings import VersionReference
-from trainers.scoring import TopTokens, score_all, top_all
+from trainers.scoring import Scorer, TopTokens
 from trainers.update_settings import UpdateSettings
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import version_path
@@ -31,8 +31,8 @@ class FixedWeights:
     ) -> None:
         """`held` are the weights; None if they are those below the adapters. `digest` names them."""
         self.policy = policy
-        self.update = update
         self.world = world
+        self._scorer = Scorer(policy, update, world)
         self._held = held
         self._digest = digest
 
@@ -58,21 +58,12 @@ class FixedWeights:
     def logprobs(self, rows: Sequence[Row]) -> list[FloatArray]:
         """See `Reference.logprobs`."""
         with self._in_place():
-            return score_all(
-                self.policy, rows, self.update.temperature, self.update.micro_batch_tokens, self.world
-            )
+            return self._scorer.logprobs(rows)
 
     def top(self, rows: Sequence[Row], count: int, vocabulary: int) -> list[TopTokens]:
         """See `Reference.top`."""
         with self._in_place():
-            return top_all(
-                self.policy,
-                rows,
-                (count, vocabulary),
-                self.update.temperature,
-                self.update.micro_batch_tokens,
-                self.world,
-            )
+            return self._scorer.top(rows, count, vocabulary)
 
     def stepped(self) -> None:
         """Nothing: it stays as it is."""

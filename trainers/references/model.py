@@ -15,7 +15,7 @@ from trainers.policies.loading import load_policy
 from trainers.policy import Policy
 from trainers.reference_settings import VersionReference
 from trainers.references.fixed import check_digest, digest_of
-from trainers.scoring import TopTokens, score_all, top_all
+from trainers.scoring import Scorer, TopTokens
 from trainers.update_settings import UpdateSettings
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import version_path
@@ -32,8 +32,8 @@ class ReferenceModel:
         self._digest = digest
         self.model = model.requires_grad_(requires_grad=False)
         self.model.products = getattr(torch, config.trainer.dtype)
-        self.update = update
         self.world = world
+        self._scorer = Scorer(self.model, update, world)
         if world.size > 1:
             from trainers.shards import shard
 
@@ -61,20 +61,11 @@ class ReferenceModel:
 
     def logprobs(self, rows: Sequence[Row]) -> list[FloatArray]:
         """See `Reference.logprobs`."""
-        return score_all(
-            self.model, _unrouted(rows), self.update.temperature, self.update.micro_batch_tokens, self.world
-        )
+        return self._scorer.logprobs(_unrouted(rows))
 
     def top(self, rows: Sequence[Row], count: int, vocabulary: int) -> list[TopTokens]:
         """See `Reference.top`."""
-        return top_all(
-            self.model,
-            _unrouted(rows),
-            (count, vocabulary),
-            self.update.temperature,
-            self.update.micro_batch_tokens,
-            self.world,
-        )
+        return self._scorer.top(_unrouted(rows), count, vocabulary)
 
     def stepped(self) -> None:
         """Nothing: it stays as it is."""

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from harnessgym.traces.trajectories import Row
 from tests.suites.algorithms.tokens import SEEDS, shares, tokens_of, trl, value_and_gradient
-from trainers.advantages.guided import divergences, penalised, taught
+from trainers.advantages.guided import divergences, penalised, with_teacher
 from trainers.losses.clipped import ppo
 from trainers.losses.distillation import full_divergence, top_divergence
 from trainers.losses.kl import k1, k2, k3
@@ -117,7 +117,7 @@ def sampled_against_trl():
         for row, teacher, own in zip(rows, other, divergences(rows, other), strict=True):
             a_opd = torch.from_numpy(teacher).double() - torch.from_numpy(row.logprobs).double()
             expected = 0.25 + BETA * a_opd * torch.from_numpy(row.mask)
-            worst = max(worst, float(np.abs(taught(0.25, own, BETA) - expected.numpy()).max()))
+            worst = max(worst, float(np.abs(with_teacher(0.25, own, BETA) - expected.numpy()).max()))
     return worst
 
 
