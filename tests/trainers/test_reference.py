@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from contextlib import contextmanager
 
 import numpy as np
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer, models
 from harnessgym.errors import ConfigError, TrainerError
 from harnessgym.store import TraceStore
 from harnessgym.traces.trajectories import Row
+from tests.support.engine_process import EngineProcess
 from tests.trainers.conftest import fronted
 from tests.trainers.recorded_run import STEPS, learner_of, make_run, record_groups, save_model
 from tests.trainers.started_again import after_stops
@@ -342,6 +344,16 @@ def test_an_engine_scores_as_the_model_that_it_serves(tmp_path, folders, tokens)
         np.testing.assert_allclose(one, other, atol=1e-4)
     with pytest.raises(TrainerError, match=r"does not score a row.*Start it, and then the run again"):
         scores({"name": "engine", "url": url}, "gone")
+
+
+def test_an_engine_that_hangs_is_an_error_and_no_score(tmp_path, folders):
+    with EngineProcess() as engine:
+        engine.signal(signal.SIGSTOP)
+        teacher = {"name": "engine", "url": engine.address, "timeout_s": 0.5}
+        update = {"distillation": {"teacher": teacher}}
+        trained_policy = trained(run_of(tmp_path / "run", folders, update=update).config())
+        with pytest.raises(TrainerError, match=r"does not score a row.*ReadTimeout"):
+            trained_policy.teacher_logprobs(make_rows(4))
 
 
 def test_an_engine_with_tokens_that_the_policy_lacks_is_refused(tmp_path, folders):
